@@ -1,0 +1,16 @@
+//! Room 1: what must survive. The ports, the record format, and the backends behind them.
+//!
+//! What comes in: records, rows, queue operations. What goes out: durability and order exactly as
+//! `ports` says. Never: knowledge of a socket, a trie or a session task. Nothing above this room
+//! knows which backend is used; `contract` runs the same cases on each.
+
+pub mod ports;
+pub mod record;
+
+pub use ports::{
+    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues,
+    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
+    QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
+    Table, TokenBucket,
+};
+pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
