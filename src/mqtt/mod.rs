@@ -12,7 +12,7 @@ mod topic;
 mod version;
 
 pub use client_id::ClientId;
-pub use message::{Delivery, SubscriptionOptions, RetainHandling};
+pub use message::{Delivery, RetainHandling, SubscriptionOptions};
 pub use packet_id::PacketId;
 pub use qos::QoS;
 pub use reason::ReasonCode;

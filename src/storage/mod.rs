@@ -8,8 +8,8 @@ pub mod ports;
 pub mod record;
 
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues,
-    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
+    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, Durability,
+    Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
     QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
     Table, TokenBucket,
 };

@@ -248,7 +248,10 @@ pub struct QueueAppend {
 /// have the sequences `first_seq`, `first_seq + 1`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
-    Taken { first_seq: u64, skipped: usize },
+    Taken {
+        first_seq: u64,
+        skipped: usize,
+    },
     /// No such queue, or another incarnation: nothing was taken.
     NoQueue,
 }

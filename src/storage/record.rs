@@ -139,9 +139,8 @@ impl Batch {
     /// The payload as shared bytes, for a frame that refers to it instead of copying.
     pub fn payload(&self, index: usize) -> Bytes {
         let entry = &self.entries[index];
-        let at = entry.topic_at as usize
-            + usize::from(entry.topic_len)
-            + entry.properties_len as usize;
+        let at =
+            entry.topic_at as usize + usize::from(entry.topic_len) + entry.properties_len as usize;
         self.body.slice(at..at + entry.payload_len as usize)
     }
 
