@@ -3,5 +3,7 @@
 
 pub mod clock;
 mod drop_reason;
+mod non_writable;
 
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
+pub use non_writable::{NonWritable, non_writable_clients};

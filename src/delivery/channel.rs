@@ -1,0 +1,313 @@
+//! The write side of one connection as a value: what waits for the socket, and what may.
+//! Everything here runs under the outbox's lock, without waiting.
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use super::alias::{Aliased, Aliases};
+use super::backlog::Backlog;
+use super::credit::Credit;
+use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
+use super::packet_ids::{InFlight, PacketIds, Stage};
+use super::watermark::{Crossing, Watermark};
+use super::{Config, Outgoing, Settings};
+use crate::codec::PublishHead;
+use crate::mqtt::{Delivery, PacketId};
+use crate::storage::{Batch, MessageRef};
+use crate::telemetry::{self, Direction, DropReason, clock};
+
+/// Topics heard live while a retained cursor is open; beyond it the cursor's copies are all
+/// skipped for topics that hash alike, never sent out of order.
+const REPLAY_GUARD_MAX: usize = 100_000;
+
+/// One connection's write side.
+///
+/// ```text
+///            over high                    under low
+/// flowing ───────────────→ non-writable ─────────────→ flowing
+/// flowing ──credit gone──→ QoS > 0 waits (delayed, or in its queue) ──ack──→ flowing
+/// any ──close──→ closing: nothing more is taken, what is buffered leaves ──→ closed
+/// ```
+#[derive(Debug)]
+pub(super) struct Channel {
+    settings: Settings,
+    pub(super) out: OutBuffer,
+    pub(super) marks: Watermark,
+    non_writable: Option<telemetry::NonWritable>,
+    pub(super) credit: Credit,
+    pub(super) ids: PacketIds,
+    aliases: Option<Box<Aliases>>,
+    delayed: VecDeque<Delayed>,
+    pub(super) backlog: Option<Box<Backlog>>,
+    /// Topics that went out live while a retained cursor is open.
+    replay_guard: Option<Box<ReplayGuard>>,
+    pub(super) closing: bool,
+}
+
+#[derive(Debug)]
+struct ReplayGuard {
+    cursors: usize,
+    topics: HashSet<u64>,
+    hasher: ahash::RandomState,
+}
+
+/// A QoS 1 or 2 message of a session without a queue, waiting for credit (RM-2).
+#[derive(Debug)]
+struct Delayed {
+    message: MessageRef,
+    delivery: Delivery,
+    subscription_ids: Arc<[u32]>,
+    since_ms: u64,
+    bytes: usize,
+}
+
+/// What became of one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    Yes,
+    TooLarge,
+    Expired,
+}
+
+impl Channel {
+    pub(super) fn new(settings: Settings, config: &Config) -> Self {
+        let alias_max = settings.topic_alias_maximum.min(config.topic_alias_max);
+        Self {
+            out: OutBuffer::default(),
+            marks: Watermark::new(config.write_buffer_high_bytes, config.write_buffer_low_bytes),
+            non_writable: None,
+            credit: Credit::new(settings.receive_maximum),
+            ids: PacketIds::default(),
+            aliases: Aliases::new(alias_max, config.topic_alias_bytes_min),
+            delayed: VecDeque::new(),
+            backlog: None,
+            replay_guard: None,
+            closing: false,
+            settings,
+        }
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn queued(&mut self, bytes: usize) {
+        if self.marks.queued(bytes) == Crossing::High {
+            self.non_writable = Some(telemetry::NonWritable::new());
+        }
+    }
+
+    /// Bytes left for the kernel; `true` when the channel has just become writable again.
+    pub(super) fn left(&mut self, bytes: usize) -> bool {
+        let low = self.marks.left(bytes) == Crossing::Low;
+        if low {
+            self.non_writable = None;
+        }
+        low
+    }
+
+    /// Control packets pass even when the channel is full (OUT-4).
+    pub(super) fn control<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let (bytes, result) = self.out.push_with(encode);
+        self.queued(bytes);
+        result
+    }
+
+    /// A copy that comes from no queue.
+    pub(super) fn offer(&mut self, copy: &Outgoing<'_>, config: &Config) {
+        if self.closing {
+            return telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, 1);
+        }
+        self.note_live(copy);
+        if !self.marks.is_writable() {
+            return telemetry::dropped(DropReason::ChannelNotWritable, Direction::Outbound, 1);
+        }
+        if !copy.delivery.qos.is_acknowledged() {
+            return count_unsent(self.send(copy, None, false));
+        }
+        if !self.delayed.is_empty() || self.credit.left() == 0 {
+            return self.delay(copy, config);
+        }
+        self.send_with_new_id(copy);
+    }
+
+    fn send_with_new_id(&mut self, copy: &Outgoing<'_>) {
+        let Some(id) = self.ids.allocate() else {
+            return telemetry::dropped(DropReason::InternalError, Direction::Outbound, 1);
+        };
+        let sent = self.send(copy, Some(id), false);
+        if sent == Sent::Yes {
+            self.book(id, 0, copy.delivery);
+        }
+        count_unsent(sent);
+    }
+
+    /// Takes the credit and enters the id: called for every QoS 1 or 2 PUBLISH that was queued.
+    pub(super) fn book(&mut self, id: PacketId, seq: u64, delivery: Delivery) {
+        let credited = self.credit.take();
+        let stage = if delivery.qos == crate::mqtt::QoS::ExactlyOnce {
+            Stage::Pubrec
+        } else {
+            Stage::Puback
+        };
+        let fresh = self.ids.insert(id, InFlight { seq, stage, credited });
+        debug_assert!(fresh && credited, "id {id:?} was free and a credit was left");
+    }
+
+    fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {
+        if self.delayed.len() >= config.delayed_queue_max {
+            return telemetry::dropped(DropReason::InflightWindowExceeded, Direction::Outbound, 1);
+        }
+        let message = keep(copy.batch, copy.index);
+        let view = message.view();
+        let bytes = view.topic.len() + view.properties.len() + view.payload.len() + 16;
+        self.queued(bytes);
+        let since_ms = clock::wall_ms();
+        let subscription_ids = Arc::from(copy.subscription_ids);
+        let delivery = copy.delivery;
+        self.delayed.push_back(Delayed { message, delivery, subscription_ids, since_ms, bytes });
+    }
+
+    /// Sends what waited for credit, as far as there is some.
+    pub(super) fn send_delayed(&mut self, config: &Config) {
+        while self.credit.left() > 0 {
+            let Some(next) = self.delayed.pop_front() else { return };
+            self.left(next.bytes);
+            if clock::wall_ms().saturating_sub(next.since_ms) > config.delayed_ttl_ms {
+                let reason = DropReason::InflightWindowExceeded;
+                telemetry::dropped(reason, Direction::Outbound, 1);
+                continue;
+            }
+            let copy = Outgoing {
+                batch: next.message.batch(),
+                index: next.message.index(),
+                delivery: next.delivery,
+                subscription_ids: &next.subscription_ids,
+            };
+            self.send_with_new_id(&copy);
+        }
+    }
+
+    /// Encodes one PUBLISH into the buffer. Checks size and expiry, nothing else.
+    pub(super) fn send(&mut self, copy: &Outgoing<'_>, id: Option<PacketId>, dup: bool) -> Sent {
+        let view = copy.batch.view(copy.index);
+        let expiry_s = match copy.batch.expires_at_ms(copy.index) {
+            None => None,
+            Some(at_ms) => match at_ms.checked_sub(clock::wall_ms()) {
+                None | Some(0) => return Sent::Expired,
+                Some(left_ms) => Some(u32::try_from(left_ms.div_ceil(1000)).unwrap_or(u32::MAX)),
+            },
+        };
+        let v5 = self.settings.version.is_v5();
+        let aliased = match &self.aliases {
+            Some(aliases) => aliases.look_up(view.topic),
+            None => Aliased::No,
+        };
+        let head = PublishHead {
+            version: self.settings.version,
+            dup,
+            qos: copy.delivery.qos,
+            retain: copy.delivery.retain,
+            topic: if matches!(aliased, Aliased::Known(_)) { "" } else { view.topic },
+            packet_id: id,
+            topic_alias: match aliased {
+                Aliased::No => None,
+                Aliased::First(alias) | Aliased::Known(alias) => Some(alias),
+            },
+            expiry_s: if v5 { expiry_s } else { None },
+            subscription_ids: if v5 { copy.subscription_ids } else { &[] },
+            properties: if v5 { view.properties } else { &[] },
+            payload_len: view.payload.len(),
+        };
+        if self.settings.maximum_packet_size.is_some_and(|max| head.size() > max as usize) {
+            return Sent::TooLarge;
+        }
+        let share = view.payload.len() > SHARE_FROM_BYTES;
+        let (bytes, ()) = self.out.push_with(|out| {
+            head.encode(out);
+            if !share {
+                out.extend_from_slice(view.payload);
+            }
+        });
+        self.queued(bytes);
+        if share {
+            self.out.push_shared(copy.batch.payload(copy.index));
+            self.queued(view.payload.len());
+        }
+        if let (Aliased::First(alias), Some(aliases)) = (aliased, &mut self.aliases) {
+            aliases.remember(view.topic, alias);
+        }
+        Sent::Yes
+    }
+
+    // === the order between retained copies and live ones (OUT-2) ===
+
+    pub(super) fn open_cursor(&mut self) {
+        let guard = self.replay_guard.get_or_insert_with(|| {
+            let hasher = ahash::RandomState::new();
+            Box::new(ReplayGuard { cursors: 0, topics: HashSet::new(), hasher })
+        });
+        guard.cursors += 1;
+    }
+
+    pub(super) fn close_cursor(&mut self) {
+        let Some(guard) = &mut self.replay_guard else { return };
+        guard.cursors -= 1;
+        if guard.cursors == 0 {
+            self.replay_guard = None;
+        }
+    }
+
+    pub(super) fn note_live(&mut self, copy: &Outgoing<'_>) {
+        let Some(guard) = &mut self.replay_guard else { return };
+        if guard.topics.len() < REPLAY_GUARD_MAX {
+            guard.topics.insert(guard.hasher.hash_one(copy.batch.view(copy.index).topic));
+        }
+    }
+
+    /// Whether `topic` went out live since the cursor was opened: its retained copy is older.
+    pub(super) fn went_live(&self, topic: &str) -> bool {
+        let Some(guard) = &self.replay_guard else { return false };
+        guard.topics.len() >= REPLAY_GUARD_MAX
+            || guard.topics.contains(&guard.hasher.hash_one(topic))
+    }
+
+    /// Nothing more is taken; what waited in memory for credit is lost with the session.
+    pub(super) fn close(&mut self) {
+        self.closing = true;
+        let lost = self.delayed.len() as u64;
+        if lost > 0 {
+            telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+        }
+        self.delayed = VecDeque::new();
+        self.non_writable = None;
+        self.replay_guard = None;
+    }
+
+    /// Whether the next QoS 1 or 2 message could leave now.
+    pub(super) fn has_room(&self) -> bool {
+        self.marks.is_writable() && self.credit.left() > 0 && self.delayed.is_empty()
+    }
+}
+
+/// Keeps a message; a small one out of a large batch is copied out, so that it doesn't pin the
+/// whole batch.
+fn keep(batch: &Arc<Batch>, index: usize) -> MessageRef {
+    let message = MessageRef::new(Arc::clone(batch), index);
+    let view = message.view();
+    let own = view.topic.len() + view.properties.len() + view.payload.len();
+    if own * 4 < batch.body().len() { message.detached() } else { message }
+}
+
+pub(super) fn count_unsent(sent: Sent) {
+    match sent {
+        Sent::Yes => {}
+        Sent::TooLarge => {
+            telemetry::dropped(DropReason::PacketTooLarge, Direction::Outbound, 1);
+        }
+        Sent::Expired => {
+            telemetry::dropped(DropReason::MessageExpired, Direction::Outbound, 1);
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Room 2: one connected client, the write side.
+//!
+//! What comes in: copies that routing offers, control packets, acknowledgements the session read.
+//! What goes out: bytes on one socket, in order, within credit and watermark. Who calls: routing
+//! offers, session controls. Never: deciding who should receive, or waiting for the read side.
+
+mod alias;
+mod backlog;
+mod channel;
+mod config;
+mod credit;
+mod out_buffer;
+mod outbox;
+mod packet_ids;
+mod subscriber;
+mod watermark;
+mod writer;
+
+use std::sync::Arc;
+
+pub use config::Config;
+pub use outbox::{AckOut, ClientAck, Outbox};
+pub use subscriber::{Slot, SlotId, SlotView, Slots};
+pub use writer::write;
+
+use crate::mqtt::{Delivery, ProtocolVersion};
+use crate::storage::Batch;
+
+/// What a CONNECT fixed for this connection's write side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub version: ProtocolVersion,
+    /// The client's Receive Maximum; never 0.
+    pub receive_maximum: u16,
+    /// The client's Maximum Packet Size, bytes.
+    pub maximum_packet_size: Option<u32>,
+    /// The client's Topic Alias Maximum.
+    pub topic_alias_maximum: u16,
+    /// Whether Reason Strings and User Properties may go out on acks (MQTT-3.1.2-29).
+    pub problem_information: bool,
+}
+
+/// One copy on its way to one client.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    pub batch: &'a Arc<Batch>,
+    pub index: usize,
+    pub delivery: Delivery,
+    pub subscription_ids: &'a [u32],
+}

@@ -1,0 +1,149 @@
+//! Bytes on their way to one socket: small frames copied one behind the other, large payloads
+//! shared with the batch they came in.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Buf, Bytes};
+
+/// Chunks are filled up to this and then a new one is begun, so that no frame moves twice.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Above it a payload is shared instead of copied (measured: copying wins up to about 1 KiB).
+pub const SHARE_FROM_BYTES: usize = 1024;
+/// Slices handed to one vectored write.
+const SLICES_MAX: usize = 32;
+
+#[derive(Debug)]
+enum Chunk {
+    Copied { bytes: Vec<u8>, sent: usize },
+    Shared(Bytes),
+}
+
+impl Chunk {
+    fn rest(&self) -> &[u8] {
+        match self {
+            Chunk::Copied { bytes, sent } => &bytes[*sent..],
+            Chunk::Shared(bytes) => bytes,
+        }
+    }
+}
+
+/// An ordered list of chunks. Its length is bounded by the watermark, not here.
+#[derive(Debug, Default)]
+pub struct OutBuffer {
+    chunks: VecDeque<Chunk>,
+    len: usize,
+}
+
+impl OutBuffer {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends what `encode` writes; gives back its length.
+    pub fn push_with<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
+        let open = match self.chunks.back() {
+            Some(Chunk::Copied { bytes, .. }) => bytes.len() < CHUNK_BYTES,
+            Some(Chunk::Shared(_)) | None => false,
+        };
+        if !open {
+            self.chunks.push_back(Chunk::Copied { bytes: Vec::new(), sent: 0 });
+        }
+        let Some(Chunk::Copied { bytes, .. }) = self.chunks.back_mut() else {
+            unreachable!("a copied chunk was just put at the back");
+        };
+        let before = bytes.len();
+        let result = encode(bytes);
+        let added = bytes.len() - before;
+        self.len += added;
+        (added, result)
+    }
+
+    /// Appends bytes without copying them.
+    pub fn push_shared(&mut self, bytes: Bytes) {
+        self.len += bytes.len();
+        self.chunks.push_back(Chunk::Shared(bytes));
+    }
+
+    /// What one vectored write should take.
+    pub fn slices(&self) -> ([IoSlice<'_>; SLICES_MAX], usize) {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let mut count = 0;
+        for (slice, chunk) in slices.iter_mut().zip(&self.chunks) {
+            *slice = IoSlice::new(chunk.rest());
+            count += 1;
+        }
+        (slices, count)
+    }
+
+    /// `written` bytes have left.
+    pub fn advance(&mut self, mut written: usize) {
+        self.len -= written;
+        while written > 0 {
+            let Some(chunk) = self.chunks.front_mut() else { return };
+            let here = chunk.rest().len();
+            if here <= written {
+                written -= here;
+                self.chunks.pop_front();
+                continue;
+            }
+            match chunk {
+                Chunk::Copied { sent, .. } => *sent += written,
+                Chunk::Shared(bytes) => bytes.advance(written),
+            }
+            return;
+        }
+    }
+
+    /// Puts `later` behind what is here.
+    pub fn append(&mut self, mut later: OutBuffer) {
+        self.len += later.len;
+        self.chunks.append(&mut later.chunks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn drain(buffer: &mut OutBuffer, step: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        while !buffer.is_empty() {
+            let (slices, count) = buffer.slices();
+            let all: Vec<u8> = slices[..count].iter().flat_map(|s| s.iter().copied()).collect();
+            let taken = all.len().min(step);
+            out.extend_from_slice(&all[..taken]);
+            buffer.advance(taken);
+        }
+        out
+    }
+
+    proptest! {
+        /// Whatever is written how, and however little each write takes, the bytes come out in
+        /// the order in which they went in.
+        #[test]
+        fn bytes_keep_their_order(
+            parts in prop::collection::vec((any::<bool>(), 0usize..3000), 0..80),
+            step in 1usize..100_000,
+        ) {
+            let (mut buffer, mut expected) = (OutBuffer::default(), Vec::new());
+            for (n, (shared, len)) in parts.into_iter().enumerate() {
+                let part = vec![n as u8; len];
+                expected.extend_from_slice(&part);
+                if shared {
+                    buffer.push_shared(Bytes::from(part));
+                } else {
+                    buffer.push_with(|out| out.extend_from_slice(&part));
+                }
+            }
+            prop_assert_eq!(buffer.len(), expected.len());
+            prop_assert_eq!(drain(&mut buffer, step), expected);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Who can receive: one slot per session, from its first subscription or connection to its end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::Outbox;
+use crate::mqtt::ClientId;
+
+/// A dense number for a slot, used again after the session has ended: what the trie stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// One session as routing sees it.
+#[derive(Debug)]
+pub struct Slot {
+    id: SlotId,
+    client_id: ClientId,
+    state: Mutex<SlotView>,
+}
+
+/// What routing needs to know at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct SlotView {
+    /// The session's incarnation.
+    pub incarnation: u64,
+    /// QoS 1 and 2 go into the client's queue.
+    pub persistent: bool,
+    /// Connected to this node.
+    pub outbox: Option<Arc<Outbox>>,
+}
+
+impl Slot {
+    pub fn id(&self) -> SlotId {
+        self.id
+    }
+
+    pub fn client_id(&self) -> &ClientId {
+        &self.client_id
+    }
+
+    pub fn view(&self) -> SlotView {
+        self.state.lock().clone()
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.state.lock().outbox.is_some()
+    }
+
+    pub fn set(&self, view: SlotView) {
+        *self.state.lock() = view;
+    }
+
+    /// Takes `outbox` off the slot, if it is still the one that is attached (TKO-02).
+    pub fn detach(&self, outbox: &Arc<Outbox>) {
+        let mut state = self.state.lock();
+        if state.outbox.as_ref().is_some_and(|attached| Arc::ptr_eq(attached, outbox)) {
+            state.outbox = None;
+        }
+    }
+}
+
+/// All slots of this node, by client id and by number. Bounded by the number of sessions.
+#[derive(Debug, Default)]
+pub struct Slots {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    by_client: HashMap<ClientId, Arc<Slot>, ahash::RandomState>,
+    by_id: Vec<Option<Arc<Slot>>>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    /// The client's slot, made if there is none.
+    pub fn ensure(&self, client_id: &ClientId) -> Arc<Slot> {
+        if let Some(slot) = self.inner.read().by_client.get(client_id) {
+            return Arc::clone(slot);
+        }
+        let mut inner = self.inner.write();
+        if let Some(slot) = inner.by_client.get(client_id) {
+            return Arc::clone(slot);
+        }
+        let number = inner.free.pop().unwrap_or(inner.by_id.len() as u32);
+        let (id, client_id, state) = (SlotId(number), client_id.clone(), Mutex::default());
+        let slot = Arc::new(Slot { id, client_id: client_id.clone(), state });
+        inner.by_client.insert(client_id, Arc::clone(&slot));
+        if number as usize == inner.by_id.len() {
+            inner.by_id.push(None);
+        }
+        inner.by_id[number as usize] = Some(Arc::clone(&slot));
+        slot
+    }
+
+    pub fn by_client(&self, client_id: &str) -> Option<Arc<Slot>> {
+        self.inner.read().by_client.get(client_id).cloned()
+    }
+
+    pub fn by_id(&self, id: SlotId) -> Option<Arc<Slot>> {
+        self.inner.read().by_id.get(id.0 as usize)?.clone()
+    }
+
+    /// One past the largest number in use.
+    pub fn id_end(&self) -> usize {
+        self.inner.read().by_id.len()
+    }
+
+    /// The session has ended. Its subscriptions were removed before, so that nobody can meet the
+    /// number in the trie when it is used again.
+    pub fn remove(&self, slot: &Arc<Slot>) {
+        let mut inner = self.inner.write();
+        let current = inner.by_id.get(slot.id.0 as usize).and_then(Option::as_ref);
+        if current.is_some_and(|current| Arc::ptr_eq(current, slot)) {
+            inner.by_id[slot.id.0 as usize] = None;
+            inner.by_client.remove(slot.client_id.as_str());
+            inner.free.push(slot.id.0);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.inner.read().by_client.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,90 @@
+//! The task that owns the write half of a socket.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWrite;
+
+use super::Outbox;
+use super::out_buffer::OutBuffer;
+use super::outbox::Work;
+use crate::storage::{BoxFuture, Page, StorageError};
+
+/// How long a closing connection may take to accept what is still buffered.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Writes what the outbox holds, one vectored write for all of it, and reads the client's queue
+/// when there is room; ends when the outbox is closed and empty, or the socket fails. It never
+/// waits on the read side of its connection (invariant 10).
+pub async fn write(outbox: Arc<Outbox>, mut io: impl AsyncWrite + Unpin) {
+    let result = run(&outbox, &mut io).await;
+    outbox.close(None);
+    if result.is_ok() {
+        let shut = poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx));
+        // Whether the peer takes the FIN in time or not, the socket goes now.
+        drop(tokio::time::timeout(CLOSE_TIMEOUT, shut).await);
+    }
+}
+
+type Pull = BoxFuture<'static, Result<Page, StorageError>>;
+
+async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    let mut pull: Option<Pull> = None;
+    loop {
+        match outbox.work() {
+            Work::Write(buffer) => write_all(outbox, io, buffer).await?,
+            Work::Pull { queue, incarnation, after, messages } => {
+                let queues = outbox.queues();
+                pull = Some(Box::pin(async move {
+                    let bytes = Outbox::pull_bytes();
+                    queues.read(&queue, incarnation, after, messages, bytes).await
+                }));
+            }
+            Work::Shut => return Ok(()),
+            Work::Wait if pull.is_none() => outbox.writer.notified().await,
+            Work::Wait => {}
+        }
+        if let Some(reading) = pull.as_mut() {
+            // What comes first: the page, or something to write meanwhile.
+            let page = tokio::select! {
+                biased;
+                page = reading => page,
+                () = outbox.writer.notified() => continue,
+            };
+            pull = None;
+            outbox.page(page);
+        }
+    }
+}
+
+async fn write_all(
+    outbox: &Arc<Outbox>,
+    io: &mut (impl AsyncWrite + Unpin),
+    mut buffer: OutBuffer,
+) -> io::Result<()> {
+    while !buffer.is_empty() {
+        let write = poll_fn(|cx| {
+            let (slices, count) = buffer.slices();
+            Pin::new(&mut *io).poll_write_vectored(cx, &slices[..count])
+        });
+        let written = if outbox.is_closing() {
+            tokio::time::timeout(CLOSE_TIMEOUT, write).await??
+        } else {
+            // A stuck socket must not keep a closed connection: a close wakes this task.
+            tokio::select! {
+                biased;
+                written = write => written?,
+                () = outbox.writer.notified() => continue,
+            }
+        };
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        buffer.advance(written);
+        outbox.left(written);
+    }
+    Ok(())
+}
