@@ -4,17 +4,38 @@
 //! The rooms, in the order in which a PUBLISH meets them (number = layer):
 //!
 //! * [`mqtt`] (0) the specification's words as pure values
+//! * [`limits`] (0) every bound, and what happens at it
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
 //! * [`storage`] (1) what must survive: the ports and their backends
+//! * [`delivery`] (2) one connected client, write side
+//! * [`routing`] (3) log partition → recipients
+//! * [`session`] (4) one connected client, read side
+//! * [`listener`] (5) accept, permits, sockets
+//! * [`admin`] (6) HTTP for operators
+//! * [`config`] (7) YAML and environment → each room's `Config`
 //!
 //! Imports go only to a lower number; rooms of one number never import each other. Downwards one
 //! calls a handle, upwards one emits an event on a bounded channel. `tests/tidy.rs` holds this.
 
 pub mod mqtt;
 
+pub mod limits;
+
 pub mod telemetry;
 
 pub mod codec;
 
 pub mod storage;
+
+pub mod delivery;
+
+pub mod routing;
+
+pub mod session;
+
+pub mod listener;
+
+pub mod admin;
+
+pub mod config;

@@ -79,7 +79,7 @@ impl Channel {
             non_writable: None,
             credit: Credit::new(settings.receive_maximum),
             ids: PacketIds::default(),
-            aliases: Aliases::new(alias_max, config.topic_alias_bytes_min),
+            aliases: Aliases::new(alias_max, config.topic_alias_min_bytes),
             delayed: VecDeque::new(),
             backlog: None,
             replay_guard: None,
@@ -94,7 +94,7 @@ impl Channel {
 
     fn queued(&mut self, bytes: usize) {
         if self.marks.queued(bytes) == Crossing::High {
-            self.non_writable = Some(telemetry::NonWritable::new());
+            self.non_writable = Some(telemetry::NonWritable::count());
         }
     }
 
@@ -156,7 +156,7 @@ impl Channel {
     }
 
     fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {
-        if self.delayed.len() >= config.delayed_queue_max {
+        if self.delayed.len() >= config.delayed_messages {
             return telemetry::dropped(DropReason::InflightWindowExceeded, Direction::Outbound, 1);
         }
         let message = keep(copy.batch, copy.index);
@@ -174,7 +174,8 @@ impl Channel {
         while self.credit.left() > 0 {
             let Some(next) = self.delayed.pop_front() else { return };
             self.left(next.bytes);
-            if clock::wall_ms().saturating_sub(next.since_ms) > config.delayed_ttl_ms {
+            let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
+            if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
                 let reason = DropReason::InflightWindowExceeded;
                 telemetry::dropped(reason, Direction::Outbound, 1);
                 continue;
@@ -211,7 +212,7 @@ impl Channel {
             retain: copy.delivery.retain,
             topic: if matches!(aliased, Aliased::Known(_)) { "" } else { view.topic },
             packet_id: id,
-            topic_alias: match aliased {
+            alias: match aliased {
                 Aliased::No => None,
                 Aliased::First(alias) | Aliased::Known(alias) => Some(alias),
             },
@@ -220,16 +221,21 @@ impl Channel {
             properties: if v5 { view.properties } else { &[] },
             payload_len: view.payload.len(),
         };
-        if self.settings.maximum_packet_size.is_some_and(|max| head.size() > max as usize) {
+        if self.settings.maximum_packet_size.is_some_and(|max| head.wire_len() > max as usize) {
             return Sent::TooLarge;
         }
         let share = view.payload.len() > SHARE_FROM_BYTES;
-        let (bytes, ()) = self.out.push_with(|out| {
-            head.encode(out);
-            if !share {
+        let (bytes, encoded) = self.out.push_with(|out| {
+            let encoded = head.encode(out).is_ok();
+            if encoded && !share {
                 out.extend_from_slice(view.payload);
             }
+            encoded
         });
+        if !encoded {
+            // What a decoder let in can be encoded, unless it grew past the largest packet.
+            return Sent::TooLarge;
+        }
         self.queued(bytes);
         if share {
             self.out.push_shared(copy.batch.payload(copy.index));

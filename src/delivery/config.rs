@@ -1,18 +1,26 @@
-//! What an operator sets about the write side.
+//! What an operator decides about the way out to a client.
 
-/// Settings of every connection's write side.
+use std::time::Duration;
+
+use crate::telemetry::RateWindows;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// `listener.write_buffer_high_water_mark`, bytes: above it a connection is non-writable.
+    /// Queued bytes over which a connection is not writable (OUT-1).
     pub write_buffer_high_bytes: usize,
-    /// `listener.write_buffer_low_water_mark`, bytes: below it it is writable again.
+    /// Queued bytes under which it is writable again; not above the high mark.
     pub write_buffer_low_bytes: usize,
-    /// `mqtt.flow-control.delayed-queue-max-size`, messages.
-    pub delayed_queue_max: usize,
-    /// `mqtt.flow-control.ttl`, milliseconds.
-    pub delayed_ttl_ms: u64,
-    /// `mqtt.topic.alias-max`: the most aliases we give on one connection.
+    /// Receive Maximum of v3 clients, which can't state one (RM-1).
+    pub v3_receive_maximum: u16,
+    /// QoS 1 and 2 messages that wait for credit in memory (RM-2). Full: counted as `Inflight
+    /// window exceeded`. 0: none waits.
+    pub delayed_messages: usize,
+    /// How long one may wait for credit (RM-2). Longer: counted as `Inflight window exceeded`.
+    pub delayed_ttl: Duration,
+    /// Aliases we give to a client that allows some; 0: none (MEM-07).
     pub topic_alias_max: u16,
-    /// `mqtt.topic.min-length-for-alias-replacement`, bytes.
-    pub topic_alias_bytes_min: usize,
+    /// Topics shorter than this get no alias.
+    pub topic_alias_min_bytes: usize,
+    /// QoS 0 messages to one subscriber (OUT-5); `None`: not limited.
+    pub outgoing_rate: Option<RateWindows>,
 }

@@ -11,7 +11,7 @@ use super::channel::{Channel, Sent, count_unsent};
 use super::out_buffer::OutBuffer;
 use super::packet_ids::{InFlight, Stage};
 use super::{Config, Outgoing, Settings};
-use crate::codec::{self, AckKind, Packet};
+use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{
     AppendOutcome, AppendSink, DeviceQueues, IdRun, Page, QueueEntry, QueueKey, QueueState,
@@ -208,10 +208,18 @@ impl Outbox {
     }
 
     fn encode_control(channel: &mut Channel, packet: &Packet<'_>) {
-        let settings = channel.settings().clone();
-        let limit = settings.maximum_packet_size;
-        let problem = settings.problem_information;
-        channel.control(|out| codec::encode_within(packet, settings.version, limit, problem, out));
+        let settings = channel.settings();
+        let version = settings.version;
+        let limits = EncodeLimits {
+            maximum_packet_size: settings.maximum_packet_size.unwrap_or(MAX_PACKET_SIZE),
+            problem_information: settings.problem_information,
+        };
+        let encoded = channel.control(|out| codec::encode_within(packet, version, limits, out));
+        if encoded.is_err() {
+            // MQTT-3.1.2-24: what can't be made small enough is not sent; the client would wait
+            // for it for ever, so the connection ends.
+            channel.close();
+        }
     }
 
     /// What the client acknowledged, in the order in which it was read, under one lock.

@@ -4,9 +4,11 @@
 //! `ports` says. Never: knowledge of a socket, a trie or a session task. Nothing above this room
 //! knows which backend is used; `contract` runs the same cases on each.
 
+mod config;
 pub mod ports;
 pub mod record;
 
+pub use config::{Config, EmbeddedConfig, Sync};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, Durability,
     Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,

@@ -1,9 +1,20 @@
-//! Room 0: what an operator sees. Tracing set-up, the metric registry, the closed list of drop
-//! reasons, the clock, and named task spawn. Knows no other room.
+//! Room 0: what an operator sees. Tracing set-up, the metric catalogue, the closed list of drop
+//! reasons, the clock, and named task spawn.
+//!
+//! What comes in: counts, spans, log lines, futures to run under a name. What goes out: log lines
+//! on standard error and the text of `/actuator/prometheus`. Every room calls it. Never: knowledge
+//! of another room, a label whose values come from traffic, a lock on a hot path.
 
 pub mod clock;
+mod config;
 mod drop_reason;
+pub mod logging;
+pub mod metrics;
 mod non_writable;
+pub mod task;
+mod throttle;
 
+pub use config::{Config, RateWindow, RateWindows};
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
-pub use non_writable::{NonWritable, non_writable_clients};
+pub use non_writable::NonWritable;
+pub use throttle::Throttle;

@@ -1,0 +1,16 @@
+//! What an operator decides about the HTTP door.
+
+use std::net::SocketAddr;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Port 0 takes any free port.
+    pub bind: SocketAddr,
+    pub health: bool,
+    pub info: bool,
+    pub prometheus: bool,
+    /// Does `/actuator/health` name the components, or only the sum?
+    pub health_details: bool,
+    /// Is the data folder's free space part of the health?
+    pub health_disk: bool,
+}

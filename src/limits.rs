@@ -1,0 +1,142 @@
+//! Room 0: every bound that no setting changes, in one place, and the relations between them,
+//! which the compiler checks. Each constant says what happens when it is reached. Bounds that an
+//! operator sets stand in `config/sluice.yml`; their built-in values are compared with the
+//! `DEFAULT_` constants here by a test, so that the sum below stays true.
+//!
+//! # What one connection may hold (built-in settings)
+//!
+//! | what | bytes | constant |
+//! |---|---|---|
+//! | un-appended inbound packets, partial frame included | 262 144 | [`DEFAULT_READ_AHEAD_BYTES`] |
+//! | one packet larger than that, at most | 65 536 | [`DEFAULT_MAX_PACKET_BYTES`] |
+//! | packets before CONNACK (they are inside the read-ahead) | 0 | [`DEFAULT_PRE_CONNECT_PACKETS`] |
+//! | outbound bytes, delayed messages included | 1 310 720 | [`DEFAULT_WRITE_BUFFER_HIGH_BYTES`] |
+//! | the packet that passed the high mark | 65 536 | [`DEFAULT_MAX_PACKET_BYTES`] |
+//! | control lane (acks, PINGRESP, DISCONNECT) | 65 536 | [`CONTROL_LANE_BYTES`] |
+//! | one page of its durable queue | 262 144 | [`QUEUE_PAGE_BYTES`] |
+//! | topic aliases, both ways, 10 of 65 535 | 1 310 700 | [`TOPIC_ALIAS_BYTES`] |
+//! | **worst case** | **3 342 316** | [`CONNECTION_WORST_CASE_BYTES`] |
+//!
+//! It is a worst case, not a price: an idle connection gives its buffers back and costs at most
+//! 3 KiB. All connections together hold at most `listener.inbound_budget_bytes` on the way in.
+
+/// Bytes in a KB, as TBMQ's settings count them.
+pub const KB: usize = 1024;
+
+// === settings whose built-in value other bounds rely on ===
+
+/// Messages a connection is read ahead of the log (IN-4). Full: the socket is not read.
+pub const DEFAULT_READ_AHEAD_MESSAGES: usize = 1000;
+/// Bytes a connection is read ahead of the log (IN-4). Full: the socket is not read.
+pub const DEFAULT_READ_AHEAD_BYTES: usize = 262_144;
+/// Un-appended publishes of all connections together (IN-4). Full: readers wait in turn.
+pub const DEFAULT_INBOUND_BUDGET_BYTES: usize = 256 * KB * KB;
+/// Queued bytes over which a connection is not writable (OUT-1). Full: QoS 0 copies are skipped,
+/// queued ones stay in storage.
+pub const DEFAULT_WRITE_BUFFER_HIGH_BYTES: usize = 1280 * KB;
+/// Queued bytes under which it is writable again (OUT-1).
+pub const DEFAULT_WRITE_BUFFER_LOW_BYTES: usize = 640 * KB;
+/// Largest packet taken from a client. Larger: DISCONNECT 0x95 to a v5 client, and the end.
+pub const DEFAULT_MAX_PACKET_BYTES: usize = 65_536;
+/// QoS 1 and 2 messages that wait for credit in memory (RM-2). Full: counted as `Inflight window
+/// exceeded`.
+pub const DEFAULT_DELAYED_MESSAGES: usize = 1000;
+/// Packets a client may send before its CONNACK. Full: the connection is closed (MET-3).
+pub const DEFAULT_PRE_CONNECT_PACKETS: usize = 1000;
+/// Messages in flight to us, our Receive Maximum (RM-1). More: DISCONNECT 0x93.
+pub const DEFAULT_RECEIVE_MAXIMUM: usize = 1000;
+/// How long a connection may take until its CONNECT is complete (KAL-04). Longer: closed.
+pub const DEFAULT_CONNECT_TIMEOUT_MS: u64 = 10_000;
+/// How long a CONNECT waits for its claim to be durable. Longer: refused with 0x88 (v3: 3).
+pub const DEFAULT_CLAIM_TIMEOUT_MS: u64 = 5_000;
+/// How long a publisher waits for the log (IN-7). Longer: answered, or closed when in doubt.
+pub const DEFAULT_APPEND_TIMEOUT_MS: u64 = 30_000;
+/// Messages of a DEVICE client's durable queue (DEV-5). Full: the oldest go first, counted.
+pub const DEFAULT_QUEUE_MESSAGES: usize = 10_000;
+/// Aliases per connection and direction. More: 0x94 from a client; none given by us.
+pub const DEFAULT_TOPIC_ALIASES: usize = 10;
+
+// === bounds without a setting ===
+
+/// A DEVICE queue's limit may not be larger: its packet ids would run out (DEV-5). A larger value
+/// stops the start.
+pub const QUEUE_MESSAGES_MAX: usize = 65_535;
+/// Body of the log batch that one read becomes. Full: the batch is appended and the next begun.
+pub const BATCH_BYTES: usize = 256 * KB;
+/// Messages in one log batch. Full: as above.
+pub const BATCH_MESSAGES: usize = 1024;
+/// One read from a socket. More waits in the kernel.
+pub const READ_CHUNK_BYTES: usize = 64 * KB;
+/// First bytes of a connection that must hold the CONNECT's fixed header. The rest is judged
+/// against the packet limit before a byte of it is stored (CON-07).
+pub const FIXED_HEADER_BYTES: usize = 5;
+/// Acks, PINGRESP and DISCONNECT waiting for one connection (OUT-4). Full: its reader is held, so
+/// that no further packet can ask for an answer.
+pub const CONTROL_LANE_BYTES: usize = 64 * KB;
+/// Buffers handed to one vectored write. More go with the next.
+pub const WRITE_VECTOR_SLICES: usize = 64;
+/// Unsent bytes the kernel may hold before it calls a socket writable (OUT-1).
+pub const NOTSENT_LOWAT_BYTES: usize = 128 * KB;
+/// Messages in one page read from a durable queue. More come with the next page.
+pub const QUEUE_PAGE_MESSAGES: usize = 128;
+/// Bytes in one page read from a durable queue, or one message if it is larger.
+pub const QUEUE_PAGE_BYTES: usize = 256 * KB;
+/// Messages in one step of a retained replay. More come with the next step.
+pub const RETAINED_PAGE_MESSAGES: usize = 256;
+/// Filters in one SUBSCRIBE or UNSUBSCRIBE (PAR-05). More: DISCONNECT 0x97 (v3: closed).
+pub const FILTERS_PER_PACKET: usize = 4096;
+/// Events waiting for one session task. Full: the sender drops the news and sets a "look again"
+/// mark; it never waits.
+pub const SESSION_EVENTS: usize = 64;
+/// Items one dispatcher takes from the log at once. More come with the next take.
+pub const DISPATCH_BATCHES: usize = 256;
+/// Topic bytes behind the aliases of one connection, both directions, at the built-in maximum.
+pub const TOPIC_ALIAS_BYTES: usize = 2 * DEFAULT_TOPIC_ALIASES * 65_535;
+/// Connections in the kernel's accept queue. Full: the peer's SYN is not answered and it retries.
+pub const LISTEN_BACKLOG: u32 = 4096;
+/// HTTP connections at once. More wait in the kernel's accept queue.
+pub const ADMIN_CONNECTIONS: usize = 64;
+/// An HTTP connection that moves no byte for so long is closed, so idle ones can't fill the bound.
+pub const ADMIN_IDLE_MS: u64 = 30_000;
+/// Body of an HTTP request. Larger: 413.
+pub const ADMIN_BODY_BYTES: usize = 64 * KB;
+
+/// The sum of the table above.
+pub const CONNECTION_WORST_CASE_BYTES: usize = DEFAULT_READ_AHEAD_BYTES
+    + DEFAULT_MAX_PACKET_BYTES
+    + DEFAULT_WRITE_BUFFER_HIGH_BYTES
+    + DEFAULT_MAX_PACKET_BYTES
+    + CONTROL_LANE_BYTES
+    + QUEUE_PAGE_BYTES
+    + TOPIC_ALIAS_BYTES;
+
+// === relations ===
+
+// A connection becomes writable again before it is empty, or it would idle between bursts.
+const _: () = assert!(0 < DEFAULT_WRITE_BUFFER_LOW_BYTES);
+const _: () = assert!(DEFAULT_WRITE_BUFFER_LOW_BYTES < DEFAULT_WRITE_BUFFER_HIGH_BYTES);
+// What one read may bring fits into what may be read ahead, and one batch takes one read.
+const _: () = assert!(READ_CHUNK_BYTES <= DEFAULT_READ_AHEAD_BYTES);
+const _: () = assert!(READ_CHUNK_BYTES <= BATCH_BYTES);
+const _: () = assert!(DEFAULT_READ_AHEAD_BYTES <= BATCH_BYTES);
+const _: () = assert!(DEFAULT_READ_AHEAD_MESSAGES <= BATCH_MESSAGES);
+// A client that uses our whole Receive Maximum isn't held by the read-ahead for it.
+const _: () = assert!(DEFAULT_RECEIVE_MAXIMUM <= DEFAULT_READ_AHEAD_MESSAGES);
+const _: () = assert!(DEFAULT_RECEIVE_MAXIMUM <= 65_535);
+// Many connections can be read ahead at once before the node's budget holds any of them.
+const _: () = assert!(DEFAULT_INBOUND_BUDGET_BYTES >= 64 * DEFAULT_READ_AHEAD_BYTES);
+// The longest answer to one packet (SUBACK: a byte a filter, and its head) fits into the lane.
+const _: () = assert!(FILTERS_PER_PACKET + 64 < CONTROL_LANE_BYTES);
+// The acks of everything a client may have in flight fit, too: 4 bytes each in the short form.
+const _: () = assert!(4 * DEFAULT_RECEIVE_MAXIMUM < CONTROL_LANE_BYTES);
+// Pages fit into what a connection may buffer, or reading one would itself pass the high mark.
+const _: () = assert!(QUEUE_PAGE_BYTES < DEFAULT_WRITE_BUFFER_LOW_BYTES);
+const _: () = assert!(QUEUE_PAGE_MESSAGES <= DEFAULT_QUEUE_MESSAGES);
+const _: () = assert!(DEFAULT_QUEUE_MESSAGES <= QUEUE_MESSAGES_MAX);
+// The kernel's share stays small beside the marks, or they would not mean what they say.
+const _: () = assert!(NOTSENT_LOWAT_BYTES < DEFAULT_WRITE_BUFFER_LOW_BYTES);
+// A claim is answered before the client's own patience and the append's end.
+const _: () = assert!(DEFAULT_CLAIM_TIMEOUT_MS < DEFAULT_CONNECT_TIMEOUT_MS);
+const _: () = assert!(DEFAULT_CLAIM_TIMEOUT_MS < DEFAULT_APPEND_TIMEOUT_MS);
+// The table in the module's head.
+const _: () = assert!(CONNECTION_WORST_CASE_BYTES == 3_342_316);

@@ -1,0 +1,23 @@
+//! What an operator decides about routing: retained messages, shared groups, durable queues.
+
+use std::time::Duration;
+
+use crate::telemetry::RateWindows;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Passes over writable members only (SHR-1, the older document's form).
+    pub shared_skip_non_writable: bool,
+    /// How often expired retained messages are looked for.
+    pub retained_expiry_period: Duration,
+    /// Retained messages; `None`: no limit. More: a new topic's is refused with 0x97.
+    pub retained_max_count: Option<u64>,
+    /// Bytes of retained messages; `None`: no limit. More: refused with 0x97.
+    pub retained_max_bytes: Option<u64>,
+    /// Messages in a DEVICE client's durable queue (DEV-5). Full: the oldest go first.
+    pub device_queue_messages: usize,
+    /// Life of a queued message whose publisher gave it no expiry (DEV-6).
+    pub device_message_ttl: Duration,
+    /// Copies into durable queues (DEV-7); `None`: not limited.
+    pub device_persisted_rate: Option<RateWindows>,
+}

@@ -1,0 +1,5 @@
+//! Room 3: from a log partition to the recipients of its messages.
+
+mod config;
+
+pub use config::Config;

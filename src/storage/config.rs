@@ -1,0 +1,29 @@
+//! What an operator decides about storage.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub embedded: EmbeddedConfig,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmbeddedConfig {
+    /// The data folder; made when missing, taken by one process at a time.
+    pub path: PathBuf,
+    pub sync: Sync,
+    /// Size of one preallocated log segment.
+    pub segment_bytes: u64,
+    /// How often tables and queues are written behind the log; a restart replays what is newer.
+    pub checkpoint_period: Duration,
+}
+
+/// When what is acknowledged is safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// After fdatasync: it survives the loss of power.
+    Always,
+    /// After write: it survives the end of the process, not that of the machine.
+    Never,
+}

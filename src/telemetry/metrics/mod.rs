@@ -1,0 +1,173 @@
+//! The metric catalogue: every series there is, as statics that any room may write.
+//!
+//! What comes in: `metrics::NAME.inc()` and its like. What goes out: [`render`], the text of
+//! `/actuator/prometheus`. Names are TBMQ's where TBMQ has the thing. Never: a label whose values
+//! come from traffic (MEM-05): the number of series is fixed when the program is built.
+//!
+//! A value that a room would have to keep up only to be read (the size of a table) is set by a
+//! hook that runs before each reading: see [`before_scrape`].
+
+mod cells;
+mod export;
+mod process;
+
+pub use cells::{Counter, Gauge, Level, Timer};
+pub use export::{ScrapeHook, before_scrape, render};
+
+/// One series: its family's name and help, its labels, and where its value is.
+struct Series {
+    name: &'static str,
+    labels: &'static [(&'static str, &'static str)],
+    help: &'static str,
+    source: Source,
+}
+
+enum Source {
+    Counter(&'static Counter),
+    Gauge(&'static Gauge),
+    Level(&'static Level),
+    Timer(&'static Timer),
+    /// A count kept elsewhere, read when asked for.
+    ReadCounter(fn() -> Option<f64>),
+    /// A value kept elsewhere, read when asked for.
+    ReadGauge(fn() -> Option<f64>),
+}
+
+macro_rules! catalogue {
+    ($($cell:ident $ident:ident = $name:literal $([$($label:literal = $value:literal),+])?,
+       $help:literal;)+) => {
+        $(#[doc = $help] pub static $ident: $cell = $cell::new();)+
+
+        /// Series of one family stand together.
+        static WRITTEN: &[Series] = &[$(Series {
+            name: $name,
+            labels: &[$($(($label, $value)),+)?],
+            help: $help,
+            source: Source::$cell(&$ident),
+        }),+];
+    };
+}
+
+catalogue! {
+    Counter CONNECTION_ACCEPTED = "connectionAccepted_total",
+        "Connections that got CONNACK 0.";
+    Counter CONNECTION_REFUSED = "connectionRefused_total",
+        "Connections refused: by CONNACK, or before it for want of a permit or a CONNECT.";
+    Counter CONNECTION_ERROR = "connectionError_total",
+        "Connections ended by a malformed packet, a protocol error or a socket error.";
+    Counter CLIENT_DISCONNECTS = "clientDisconnects_total",
+        "Sessions' connections that ended, for any reason.";
+    Level CONNECTED_SESSIONS = "connectedSessions",
+        "Clients connected to this node.";
+    Gauge ALL_CLIENT_SESSIONS = "allClientSessions",
+        "Sessions that exist, connected or not.";
+    Gauge SUBSCRIPTIONS = "subscriptions",
+        "Subscriptions of all sessions.";
+    Gauge RETAINED_MESSAGES = "retainedMessages",
+        "Retained messages.";
+    Gauge RETAINED_BYTES = "retainedMessagesBytes",
+        "Bytes of topics, payloads and properties of all retained messages.";
+    Level LAST_WILL_CLIENTS = "lastWillClients",
+        "Clients of this node that left a Will.";
+    Level NON_WRITABLE_CLIENTS = "nonWritableClients",
+        "Connections whose queued bytes passed the high mark and not yet fell below the low one.";
+    Gauge TRIE_SIZE = "subscriptionTopicTrieSize",
+        "Subscriptions in the trie that messages are matched against.";
+    Gauge TRIE_NODES = "subscriptionTrieNodes",
+        "Nodes of the subscription trie.";
+    Gauge RETAIN_TRIE_SIZE = "retainMsgTrieSize",
+        "Retained messages in the trie that new subscriptions are matched against.";
+    Gauge RETAIN_TRIE_NODES = "retainMsgTrieNodes",
+        "Nodes of the retained trie.";
+
+    Counter PUBLISHED_TOTAL = "incomingPublishMsg_published_total" ["statsName" = "totalMsgs"],
+        "PUBLISHes and Wills handed to the publish log, by how that ended.";
+    Counter PUBLISHED_SUCCESSFUL =
+        "incomingPublishMsg_published_total" ["statsName" = "successfulMsgs"],
+        "PUBLISHes and Wills handed to the publish log, by how that ended.";
+    Counter PUBLISHED_FAILED = "incomingPublishMsg_published_total" ["statsName" = "failedMsgs"],
+        "PUBLISHes and Wills handed to the publish log, by how that ended.";
+    Counter CONSUMED_TOTAL =
+        "incomingPublishMsg_consumed_total" ["consumerId" = "0", "statsName" = "totalMsgs"],
+        "Messages taken from the publish log and routed, by how that ended.";
+    Counter CONSUMED_SUCCESSFUL =
+        "incomingPublishMsg_consumed_total" ["consumerId" = "0", "statsName" = "successfulMsgs"],
+        "Messages taken from the publish log and routed, by how that ended.";
+    Counter CONSUMED_FAILED =
+        "incomingPublishMsg_consumed_total" ["consumerId" = "0", "statsName" = "failedMsgs"],
+        "Messages taken from the publish log and routed, by how that ended.";
+    Timer CONSUMED_PACK_TIME =
+        "incomingPublishMsg_consumed_pack_processing_time_seconds" ["consumerId" = "0"],
+        "Time to route one batch taken from the publish log.";
+    Counter DEVICE_TOTAL = "deviceProcessor_total" ["consumerId" = "0", "statsName" = "totalMsgs"],
+        "Copies appended to durable queues of DEVICE clients, by how that ended.";
+    Counter DEVICE_SUCCESSFUL =
+        "deviceProcessor_total" ["consumerId" = "0", "statsName" = "successfulMsgs"],
+        "Copies appended to durable queues of DEVICE clients, by how that ended.";
+    Counter DEVICE_FAILED =
+        "deviceProcessor_total" ["consumerId" = "0", "statsName" = "failedMsgs"],
+        "Copies appended to durable queues of DEVICE clients, by how that ended.";
+    Timer DEVICE_PACK_TIME = "deviceProcessor_pack_processing_time_seconds" ["consumerId" = "0"],
+        "Time to append one batch of copies to durable queues.";
+
+    Timer DELIVERY = "delivery_seconds",
+        "Time from a copy's place in an outbox to its bytes in the kernel, one sample a write.";
+    Timer NOT_PERSISTENT_PROCESSING = "notPersistentMessagesProcessing_seconds",
+        "Time to offer one batch of copies to outboxes.";
+    Timer PERSISTENT_PROCESSING = "persistentMessagesProcessing_seconds",
+        "Time to read one page of a durable queue and hand it on.";
+    Timer SUBSCRIPTION_LOOKUP = "subscriptionLookup_seconds",
+        "Time to match one batch against the subscription trie.";
+    Timer RETAINED_LOOKUP = "retainedMsgLookup_seconds",
+        "Time to find one page of retained messages for a filter.";
+    Counter DELIVERED_QOS0 = "deliveredMsgs_total" ["qos" = "0"],
+        "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
+    Counter DELIVERED_QOS1 = "deliveredMsgs_total" ["qos" = "1"],
+        "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
+    Counter DELIVERED_QOS2 = "deliveredMsgs_total" ["qos" = "2"],
+        "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
+    Counter RECEIVED_BYTES = "receivedBytes_total",
+        "Bytes read from MQTT connections.";
+    Counter SENT_BYTES = "sentBytes_total",
+        "Bytes written to MQTT connections.";
+
+    Counter FLOW_DROPS_OVERFLOW = "flowControl_total" ["statsName" = "dropsOverflow"],
+        "What happened to messages that waited for credit in memory, and to odd acks.";
+    Counter FLOW_DROPS_TTL = "flowControl_total" ["statsName" = "dropsTtl"],
+        "What happened to messages that waited for credit in memory, and to odd acks.";
+    Counter FLOW_UNKNOWN_ACKS = "flowControl_total" ["statsName" = "unknownAcks"],
+        "What happened to messages that waited for credit in memory, and to odd acks.";
+    Level INFLIGHT = "flowControl_inflightCount",
+        "QoS 1 and 2 messages sent and not yet acknowledged.";
+    Level DELAYED = "flowControl_delayedQueueSize",
+        "QoS 1 and 2 messages that wait for credit in memory.";
+
+    Counter TAKEOVERS = "sessionTakeovers_total",
+        "Connections ended because their client id connected again.";
+    Counter SESSIONS_EXPIRED = "sessionsExpired_total",
+        "Sessions that ended because their expiry interval passed.";
+    Counter WILLS_PUBLISHED = "publishedWills_total",
+        "Wills handed to the publish log.";
+    Level HELD_READERS = "heldReaders",
+        "Connections that are not read now, because the log is behind or a budget is used up.";
+    Gauge INBOUND_BUDGET_USED = "inboundBudgetUsedBytes",
+        "Bytes of PUBLISHes that were read and are not yet in the log.";
+    Counter LOG_APPENDED_BYTES = "publishLogAppendedBytes_total",
+        "Bytes appended to the publish log.";
+    Timer LOG_SYNC = "publishLogSync_seconds",
+        "Time of one group commit, write and sync.";
+    Gauge LOG_LAG_BYTES = "publishLogLagBytes",
+        "Bytes in the publish log that wait for dispatch.";
+    Gauge LOG_LAG_MS = "publishLogLagMs",
+        "Age in milliseconds of the oldest record that waits for dispatch.";
+    Counter LOG_POSITIONS_GONE = "publishLogPositionsGone_total",
+        "Records that a consumer was due and that were no longer there. Any value but 0 is a loss.";
+    Counter TASK_PANICS = "taskPanics_total",
+        "Tasks of this process that panicked. Any value but 0 is a defect.";
+}
+
+/// What is counted elsewhere.
+static READ: &[Series] = &process::SERIES;
+
+#[cfg(test)]
+mod tests;
