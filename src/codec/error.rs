@@ -48,3 +48,20 @@ impl DecodeError {
         self
     }
 }
+
+/// Why a packet can't be written. Nothing was appended then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    #[error("the packet is above the limit of {limit} bytes")]
+    TooLarge { limit: u32 },
+    #[error("a string or binary field is longer than 65 535 bytes")]
+    FieldTooLong,
+    #[error("this version of MQTT has no such packet")]
+    NotInVersion,
+    /// A filter that came as an error has no text to write.
+    #[error("a topic filter is invalid")]
+    InvalidFilter,
+    /// A SUBSCRIBE carries one Subscription Identifier for all its filters, from 1 to 268 435 455.
+    #[error("a subscription identifier is out of range or differs between filters")]
+    SubscriptionId,
+}
