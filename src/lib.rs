@@ -6,6 +6,7 @@
 //! * [`mqtt`] (0) the specification's words as pure values
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
+//! * [`routing`] (3) from the log to the recipients
 //! * [`storage`] (1) what must survive: the ports and their backends
 //!
 //! Imports go only to a lower number; rooms of one number never import each other. Downwards one
@@ -18,3 +19,5 @@ pub mod telemetry;
 pub mod codec;
 
 pub mod storage;
+
+pub mod routing;
