@@ -7,6 +7,7 @@
 //! * [`limits`] (0) every bound, and what happens at it
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
+//! * [`routing`] (3) from the log to the recipients
 //! * [`storage`] (1) what must survive: the ports and their backends
 //! * [`delivery`] (2) one connected client, write side
 //! * [`routing`] (3) log partition → recipients
