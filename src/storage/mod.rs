@@ -10,7 +10,7 @@ pub mod record;
 
 pub use config::{Config, EmbeddedConfig, Sync};
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, Durability,
+    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy, Durability,
     Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
     QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
     Table, TokenBucket,

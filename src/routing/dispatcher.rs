@@ -1,0 +1,345 @@
+//! One task per log partition: batch → match → hand over → commit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::judge::Judge;
+use super::retained_table::RetainedTable;
+use super::runs::{Copy, Runs};
+use super::subscriptions::{Entry, Inner, Subscriptions};
+use super::{Pick, Standing, Subscriber, Turn};
+use crate::delivery::{Outbox, Outgoing, SlotId, SlotView, Slots};
+use crate::mqtt::{ClientId, QoS};
+use crate::storage::{
+    Appended, Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, MessageRef, Position,
+    QueueAppend, QueueEntry, QueueKey, SourceId,
+};
+use crate::telemetry::{self, Direction, DropReason, metrics};
+
+/// How long to wait before a failed batch is tried again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How far the dispatcher of a partition has come: what a retained cursor waits for.
+#[derive(Debug, Default)]
+pub struct Progress {
+    offset: AtomicU64,
+    moved: Notify,
+}
+
+impl Progress {
+    /// Waits until everything below `offset` was dispatched. Cancel safe: yes.
+    pub async fn reached(&self, offset: u64) {
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            if self.offset.load(Ordering::Acquire) >= offset {
+                return;
+            }
+            moved.await;
+        }
+    }
+
+    pub fn offset(&self) -> u64 {
+        self.offset.load(Ordering::Acquire)
+    }
+
+    fn advance(&self, to: Position) {
+        self.offset.store(to.offset, Ordering::Release);
+        self.moved.notify_waiters();
+    }
+}
+
+/// What a dispatcher works with.
+#[derive(Clone)]
+pub struct Parts {
+    pub slots: Arc<Slots>,
+    pub subscriptions: Arc<Subscriptions>,
+    pub retained: Arc<RetainedTable>,
+    pub judge: Arc<Judge>,
+    pub queues: Arc<dyn DeviceQueues>,
+    pub progress: Arc<Progress>,
+    /// `mqtt.shared-subscriptions.skip-non-writable`.
+    pub turn: Turn,
+    /// What copies without a Subscription Identifier share.
+    pub no_ids: Arc<[u32]>,
+}
+
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parts").finish_non_exhaustive()
+    }
+}
+
+/// Routes what the consumer gives, until the task is aborted. It never waits for an outbox
+/// (invariant 4): a full one answers at once.
+pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
+    let mut runs = Runs::default();
+    loop {
+        let batch = match consumer.next().await {
+            Ok(batch) => batch,
+            Err(error) => {
+                tracing::error!(%error, "the publish log can't be read");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        let started = Instant::now();
+        let messages = parts.collect(&batch, &mut runs);
+        parts.hand_over(&batch, &runs).await;
+        consumer.commit(batch.end, &mut || parts.judge.encode());
+        parts.progress.advance(batch.end);
+        metrics::CONSUMED_TOTAL.add(messages);
+        metrics::CONSUMED_SUCCESSFUL.add(messages);
+        metrics::CONSUMED_PACK_TIME.record(started.elapsed());
+    }
+}
+
+impl Parts {
+    /// Matches every message of the batch, and sorts the copies by recipient.
+    fn collect(&self, batch: &LogBatch, runs: &mut Runs) -> u64 {
+        runs.begin(self.slots.id_end());
+        let mut messages = 0;
+        let inner = self.subscriptions.read();
+        for (item, (position, log_item)) in batch.items.iter().enumerate() {
+            let LogItem::Publishes(publishes) = log_item else { continue };
+            for index in 0..publishes.len() {
+                messages += 1;
+                if self.counts(publishes, index) {
+                    self.route(&inner, runs, publishes, *position, (item, index));
+                }
+            }
+        }
+        messages
+    }
+
+    /// Whether this record is a message to deliver: not a release, not a second copy.
+    fn counts(&self, batch: &Batch, index: usize) -> bool {
+        let view = batch.view(index);
+        match (view.kind, view.packet_id) {
+            (Kind::Publish, Some(id)) if view.qos == QoS::ExactlyOnce => {
+                self.judge.admit(batch.publisher(), id)
+            }
+            (Kind::Publish, _) => true,
+            (Kind::Will, _) => self.judge.fire(batch.publisher()),
+            (Kind::Release, id) => {
+                if let Some(id) = id {
+                    self.judge.release(batch.publisher(), id);
+                }
+                false
+            }
+        }
+    }
+
+    fn route(
+        &self,
+        inner: &Inner,
+        runs: &mut Runs,
+        batch: &Batch,
+        position: Position,
+        place: (usize, usize),
+    ) {
+        let view = batch.view(place.1);
+        let before = runs.copies();
+        let mut plain = std::mem::take(&mut runs.plain);
+        let mut picked = std::mem::take(&mut runs.picked);
+        inner.index.matches(
+            view.topic,
+            &mut |one| {
+                if one.entry.since < position.offset {
+                    plain.push((one.key, one.entry));
+                }
+            },
+            &mut |group| {
+                let standing = |member: &Subscriber<SlotId, Entry>| {
+                    self.standing(member, position, view.qos)
+                };
+                match group.pick(self.turn, standing) {
+                    Pick::Deliver(member) | Pick::Keep(member) => {
+                        picked.push((member.key, member.entry));
+                    }
+                    Pick::Nobody => {
+                        let reason = DropReason::NoSubscribers;
+                        telemetry::dropped(reason, Direction::Outbound, 1);
+                    }
+                }
+            },
+        );
+        for (slot, entry) in plain.drain(..) {
+            // MQTT-3.8.3-3, by client id, whatever connection it was published on (SUB-05).
+            if entry.options.no_local && self.is_client(slot, &batch.publisher().client_id) {
+                continue;
+            }
+            runs.add(slot, Copy::new(place, &view, &entry.options));
+        }
+        for (slot, entry) in picked.drain(..) {
+            runs.add(slot, Copy::new(place, &view, &entry.options).of_group());
+        }
+        (runs.plain, runs.picked) = (plain, picked);
+        if runs.copies() == before {
+            telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
+        }
+    }
+
+    fn is_client(&self, slot: SlotId, client_id: &ClientId) -> bool {
+        self.slots.by_id(slot).is_some_and(|slot| slot.client_id() == client_id)
+    }
+
+    fn standing(
+        &self,
+        member: &Subscriber<SlotId, Entry>,
+        position: Position,
+        qos: QoS,
+    ) -> Standing {
+        let view = self.slots.by_id(member.key).map(|slot| slot.view()).unwrap_or_default();
+        let qos = qos.min(member.entry.options.qos);
+        let keeps = view.persistent && qos.is_acknowledged();
+        match view.outbox {
+            _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
+            Some(outbox) if outbox.is_writable() => Standing::Usable,
+            Some(_) => Standing::Congested { keeps },
+            None => Standing::Away { keeps },
+        }
+    }
+
+    /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
+    async fn hand_over(&self, batch: &LogBatch, runs: &Runs) {
+        let mut queued = self.direct_copies(batch);
+        for run in runs.iter() {
+            let Some(slot) = self.slots.by_id(run.slot) else { continue };
+            let SlotView { incarnation, persistent, outbox } = slot.view();
+            if persistent {
+                let entries = self.entries(batch, &run.copies);
+                if !entries.is_empty() {
+                    let queue = QueueKey::Client(slot.client_id().clone());
+                    let append = QueueAppend { queue, incarnation, entries };
+                    queued.push((append, outbox.clone()));
+                }
+            }
+            let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
+            match outbox {
+                Some(outbox) => outbox.offer(live.map(|copy| outgoing(batch, copy))),
+                // A QoS 0 copy for a session that is away: nobody was promised it.
+                None if persistent => {}
+                None => {
+                    let lost = live.count() as u64;
+                    telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                }
+            }
+        }
+        if !queued.is_empty() {
+            self.enqueue(queued).await;
+        }
+    }
+
+    async fn enqueue(&self, queued: Vec<(QueueAppend, Option<Arc<Outbox>>)>) {
+        let (appends, outboxes): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
+        let appended = loop {
+            match self.queues.append(&appends).await {
+                Ok(appended) => break appended,
+                Err(error) => {
+                    tracing::warn!(%error, "device queues refuse; trying again");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        };
+        for ((append, outbox), appended) in appends.iter().zip(&outboxes).zip(appended) {
+            metrics::DEVICE_TOTAL.add(append.entries.len() as u64);
+            let Appended::Taken { first_seq, skipped } = appended else { continue };
+            metrics::DEVICE_SUCCESSFUL.add((append.entries.len() - skipped) as u64);
+            if let Some(outbox) = outbox {
+                outbox.offer_queued(append.incarnation, first_seq, &append.entries[skipped..]);
+            }
+        }
+    }
+
+    fn entries(&self, batch: &LogBatch, copies: &[Copy]) -> Vec<QueueEntry> {
+        let queued = copies.iter().filter(|copy| copy.is_queued());
+        let mut entries = Vec::with_capacity(copies.len());
+        entries.extend(queued.map(|copy| {
+            let (position, publishes) = item(batch, copy);
+            let index = copy.index as usize;
+            QueueEntry {
+                source: SourceId {
+                    incarnation: batch.incarnation,
+                    position,
+                    index: copy.index,
+                },
+                message: MessageRef::new(Arc::clone(publishes), index),
+                delivery: copy.delivery,
+                subscription_ids: copy.shared_ids(&self.no_ids),
+                expires_at_ms: publishes.expires_at_ms(index),
+            }
+        }));
+        entries
+    }
+
+    /// Retained copies for persistent sessions come by way of the log. One is skipped when a
+    /// newer value was stored before it: the subscriber got that one live (OUT-2).
+    fn direct_copies(&self, batch: &LogBatch) -> Vec<(QueueAppend, Option<Arc<Outbox>>)> {
+        let mut queued = Vec::new();
+        for (position, log_item) in &batch.items {
+            let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
+                continue;
+            };
+            let mut entries = Vec::with_capacity(copies.len());
+            for (index, copy) in deliveries.iter().enumerate() {
+                let message = MessageRef::new(Arc::clone(copies), index);
+                if !self.is_newest(&message) {
+                    continue;
+                }
+                entries.push(QueueEntry {
+                    source: SourceId {
+                        incarnation: batch.incarnation,
+                        position: *position,
+                        index: index as u32,
+                    },
+                    expires_at_ms: message.expires_at_ms(),
+                    message,
+                    delivery: copy.delivery,
+                    subscription_ids: Arc::clone(&copy.subscription_ids),
+                });
+            }
+            let outbox = match to {
+                QueueKey::Client(id) => self.slots.by_client(id.as_str()),
+                QueueKey::Group(_) => None,
+            };
+            let outbox = outbox.and_then(|slot| slot.view().outbox);
+            let append =
+                QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
+            queued.push((append, outbox));
+        }
+        queued
+    }
+
+    fn is_newest(&self, copy: &MessageRef) -> bool {
+        let view = copy.view();
+        self.retained.get(view.topic).is_some_and(|newest| {
+            let same_time = newest.batch().received_at_ms() == copy.batch().received_at_ms();
+            same_time && newest.view().payload == view.payload
+        })
+    }
+}
+
+fn item<'a>(batch: &'a LogBatch, copy: &Copy) -> (Position, &'a Arc<Batch>) {
+    let (position, item) = &batch.items[copy.item as usize];
+    match item {
+        LogItem::Publishes(publishes) | LogItem::Direct { batch: publishes, .. } => {
+            (*position, publishes)
+        }
+    }
+}
+
+fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {
+    let (_, publishes) = item(batch, copy);
+    Outgoing {
+        batch: publishes,
+        index: copy.index as usize,
+        delivery: copy.delivery,
+        subscription_ids: copy.ids(),
+    }
+}
