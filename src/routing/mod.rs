@@ -7,12 +7,22 @@
 //! (invariant 8).
 
 mod id_table;
+mod index;
+mod retained;
+mod shared_group;
 mod slab;
 mod subscribers;
 mod trie;
 
+pub use index::SubscriptionIndex;
+pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
+pub use shared_group::{Group, GroupId, Groups, Joined, Left, Pick, Standing, Turn};
 pub use subscribers::Subscriber;
 pub use trie::Trie;
 
+#[cfg(test)]
+mod retained_tests;
+#[cfg(test)]
+mod shared_group_tests;
 #[cfg(test)]
 mod trie_tests;
