@@ -95,7 +95,7 @@ pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
         parts.progress.advance(batch.end);
         metrics::CONSUMED_TOTAL.add(messages);
         metrics::CONSUMED_SUCCESSFUL.add(messages);
-        metrics::CONSUMED_PACK_TIME.record(started.elapsed());
+        metrics::CONSUMED_PACK_TIME.observe(started.elapsed());
     }
 }
 

@@ -7,14 +7,34 @@
 //! (invariant 8).
 
 mod config;
+mod dispatcher;
 mod id_table;
+mod index;
+mod judge;
+mod retained;
+mod retained_table;
+pub mod rows;
+mod runs;
+mod shared_group;
 mod slab;
 mod subscribers;
+mod subscriptions;
 mod trie;
 
 pub use config::Config;
+pub use dispatcher::{Parts, Progress, run};
+pub use index::SubscriptionIndex;
+pub use judge::Judge;
+pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
+pub use retained_table::RetainedTable;
+pub use shared_group::{Group, GroupId, Groups, Joined, Left, Pick, Standing, Turn};
 pub use subscribers::Subscriber;
+pub use subscriptions::{Entry, Subscriptions};
 pub use trie::Trie;
 
+#[cfg(test)]
+mod retained_tests;
+#[cfg(test)]
+mod shared_group_tests;
 #[cfg(test)]
 mod trie_tests;
