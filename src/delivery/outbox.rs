@@ -354,15 +354,17 @@ impl Outbox {
         self.channel.lock().went_live(topic)
     }
 
-    /// Waits until there may be room, or the channel closes. Cancel safe: yes.
-    pub async fn ready(&self) {
+    /// Waits until there may be room for a copy (with credit, if it is to be acknowledged), or the
+    /// channel closes. Cancel safe: yes.
+    pub async fn ready(&self, acknowledged: bool) {
         loop {
             let woken = self.room.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
             {
                 let channel = self.channel.lock();
-                if channel.closing || channel.has_room() {
+                let room = channel.marks.is_writable() && (!acknowledged || channel.has_room());
+                if channel.closing || room {
                     return;
                 }
             }

@@ -1,5 +1,126 @@
-//! Room 4: one connected client, read side.
+//! Room 4: one connected client, the read side; and the sessions that outlive their connections.
+//!
+//! What comes in: byte streams from a listener. What goes out: appended records, acknowledgements
+//! on the control lane, rows of sessions and subscriptions. Who calls: the listener hands streams
+//! over, the broker starts and stops. Never: writing to a socket of a session itself (its outbox
+//! does), or looking for subscribers.
 
+mod budget;
+mod claim;
 mod config;
+mod conn;
+mod connection;
+mod context;
+mod handshake;
+mod inbound;
+mod lifecycle;
+mod read_buffer;
+mod registry;
+mod retained_replay;
+mod rows;
+mod settle;
+mod subscribe;
+mod sweep;
+mod timers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use config::{Config, TotalRate};
+pub use context::Handles;
+use context::Context;
+
+use crate::mqtt::{ClientId, ReasonCode};
+use crate::storage::{StorageError, Table};
+
+/// All sessions of this node. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Sessions {
+    context: Arc<Context>,
+}
+
+impl Sessions {
+    pub fn new(handles: Handles) -> Self {
+        Self { context: Context::new(handles) }
+    }
+
+    /// Takes up stored sessions, then subscriptions, then retained messages: all before a
+    /// listener opens (STO-11). Sessions that were connected when the process ended get
+    /// `will_grace` to come back before their Wills go out.
+    pub fn load(&self, will_grace: Duration) -> Result<(), StorageError> {
+        let context = &self.context;
+        let mut fault = Ok(());
+        let mut note = |result: Result<(), StorageError>| {
+            if fault.is_ok() {
+                fault = result;
+            }
+        };
+        context.tables.load(Table::Sessions, &mut |_, key, value| {
+            let client_id = String::from_utf8_lossy(key);
+            let client_id = ClientId::new(&client_id);
+            let grace_ms = will_grace.as_millis() as u64;
+            note(lifecycle::load(context, &client_id, value, grace_ms));
+        })?;
+        context.tables.load(Table::Subscriptions, &mut |position, key, value| {
+            note(context.subscriptions.load(position, key, value));
+        })?;
+        context.tables.load(Table::Retained, &mut |_, _, value| {
+            note(context.retained.load(value));
+        })?;
+        fault?;
+        context.tables.follow(Table::Subscriptions, Arc::clone(&context.subscriptions) as _);
+        context.tables.follow(Table::Retained, Arc::clone(&context.retained) as _);
+        Ok(())
+    }
+
+    /// QoS 2 ids that publishers have open, as the log's replay told them.
+    pub async fn adopt_open_ids(&self) {
+        for (client_id, incarnation, ids) in self.context.judge.open_ids() {
+            let mut locked = self.context.registry.lock(&client_id).await;
+            let Some(session) = locked.session() else {
+                self.context.judge.forget(&client_id, incarnation);
+                continue;
+            };
+            if session.incarnation == incarnation {
+                let mut open = session.open_ids.lock();
+                ids.into_iter().for_each(|id| open.set(id, inbound::OpenId::Received));
+            }
+        }
+    }
+
+    /// Starts the timers, the keep-alive sweep and the rest that runs beside connections.
+    pub fn start(&self) -> Vec<tokio::task::JoinHandle<()>> {
+        sweep::start(&self.context)
+    }
+
+    /// Serves one connection until it ends. Cancelling it loses nothing that was acknowledged.
+    pub async fn serve<R, W>(&self, read: R, write: W, max_packet_bytes: u32)
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
+        connection::serve(Arc::clone(&self.context), read, write, max_packet_bytes).await;
+    }
+
+    pub fn connected(&self) -> usize {
+        self.context.registry.connected()
+    }
+
+    /// Takes no further CONNECT, sends DISCONNECT 0x8B (v3.x: closes), and waits until all
+    /// connections have ended or `patience` is over.
+    pub async fn stop(&self, patience: Duration) {
+        self.context.stop();
+        let ends = async {
+            while self.connected() > 0 {
+                let end = conn::End::Server(ReasonCode::ServerShuttingDown);
+                self.context.registry.each_live(|conn| conn.end(end));
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(patience, ends).await.is_err() {
+            tracing::warn!(connected = self.connected(), "connections were cut at the stop");
+        }
+    }
+}

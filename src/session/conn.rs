@@ -1,0 +1,135 @@
+//! One live connection as others see it: how to end it, and when it was last heard of.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::codec::DecodeError;
+use crate::delivery::Outbox;
+use crate::mqtt::{ClientId, ReasonCode};
+
+/// Why a connection ends, and who ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The client: the socket closed or failed.
+    Closed,
+    /// The client: DISCONNECT 0x00, which deletes the Will (MQTT-3.1.2-10), with its new Session
+    /// Expiry Interval.
+    Goodbye(Option<u32>),
+    /// The client: DISCONNECT with another reason, which keeps the Will.
+    GoodbyeWithWill(Option<u32>),
+    /// The client broke a rule.
+    Fault(DecodeError),
+    /// Another connection of the same client (MQTT-3.1.4-3).
+    TakenOver,
+    /// Silence for one and a half times the keep alive (MQTT-3.1.2-22).
+    KeepAlive,
+    /// An administrator, or this node, for the given reason.
+    Server(ReasonCode),
+    /// What was in hand could not be stored, or nobody knows whether it was.
+    Storage,
+}
+
+impl End {
+    /// What a v5 client is told (MQTT-4.13.1-1); `None`: nothing is sent.
+    pub(super) fn reason(self) -> Option<ReasonCode> {
+        match self {
+            End::Closed | End::Goodbye(_) | End::GoodbyeWithWill(_) => None,
+            End::Fault(error) => Some(error.reason),
+            End::TakenOver => Some(ReasonCode::SessionTakenOver),
+            End::KeepAlive => Some(ReasonCode::KeepAliveTimeout),
+            End::Server(reason) => Some(reason),
+            End::Storage => Some(ReasonCode::UnspecifiedError),
+        }
+    }
+}
+
+/// A live connection. Shared by its session task, the registry and the keep-alive sweep.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) client_id: ClientId,
+    pub(super) epoch: u64,
+    pub(super) outbox: Arc<Outbox>,
+    /// 1.5 times the keep alive, milliseconds; 0: none.
+    silence_max_ms: u64,
+    started: Instant,
+    /// Milliseconds from `started` to the last whole packet.
+    heard_ms: AtomicU64,
+    /// We hold its reader: its keep-alive clock stands still (IN-5).
+    held: AtomicBool,
+    /// The first end that was asked for from outside.
+    asked: Mutex<Option<End>>,
+    ended: Notify,
+}
+
+impl Conn {
+    pub(super) fn new(
+        client_id: ClientId,
+        epoch: u64,
+        outbox: Arc<Outbox>,
+        keep_alive_s: u16,
+    ) -> Self {
+        Self {
+            client_id,
+            epoch,
+            outbox,
+            silence_max_ms: u64::from(keep_alive_s) * 1500,
+            started: Instant::now(),
+            heard_ms: AtomicU64::new(0),
+            held: AtomicBool::new(false),
+            asked: Mutex::new(None),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Asks the session task to end; the first reason stands.
+    pub(super) fn end(&self, end: End) {
+        self.asked.lock().get_or_insert(end);
+        self.ended.notify_waiters();
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.asked.lock().is_some()
+    }
+
+    pub(super) fn asked(&self) -> Option<End> {
+        *self.asked.lock()
+    }
+
+    /// Waits until somebody asks for the end. Cancel safe: yes.
+    pub(super) async fn ended(&self) -> End {
+        loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            if let Some(end) = self.asked() {
+                return end;
+            }
+            ended.await;
+        }
+    }
+
+    /// A whole packet came: only that counts (KAL-02).
+    pub(super) fn heard(&self) {
+        self.heard_ms.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
+        if !held {
+            self.heard();
+        }
+    }
+
+    /// Whether the client has been silent for too long.
+    pub(super) fn is_silent(&self) -> bool {
+        if self.silence_max_ms == 0 || self.held.load(Ordering::Relaxed) {
+            return false;
+        }
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        now_ms.saturating_sub(self.heard_ms.load(Ordering::Relaxed)) > self.silence_max_ms
+    }
+}

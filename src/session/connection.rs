@@ -1,0 +1,453 @@
+//! The session task: one connection's read side, from its first byte to its last.
+//!
+//! ```text
+//! opened ──CONNECT, claim──→ connected ──end──→ ended
+//! connected: read → decode all whole packets → hand the batch to the log → hold, if the
+//! read-ahead, the log's lag or the control lane asks for it → read …
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Duration, timeout};
+
+use super::claim::Claimed;
+use super::conn::{Conn, End};
+use super::context::Context;
+use super::handshake::{self, Refusal};
+use super::inbound::{AckWindow, Inbound};
+use super::lifecycle;
+use super::read_buffer::ReadBuffer;
+use super::retained_replay::Replay;
+use super::subscribe::Subscriber;
+use crate::codec::{
+    self, AckKind, Connect, DecodeError, Disconnect, Packet, Peer, Publish, Subscribe, Unsubscribe,
+};
+use crate::delivery::{self, ClientAck};
+use crate::limits::CONTROL_LANE_BYTES;
+use crate::mqtt::{ProtocolVersion, ReasonCode};
+use crate::telemetry::{metrics, task};
+
+/// How long a refused or faulty peer may take to accept its last packet.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
+    "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
+);
+const NO_AUTH: DecodeError =
+    DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
+const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
+
+/// Serves one connection until it ends.
+pub(super) async fn serve<R, W>(context: Arc<Context>, mut read: R, mut write: W, max_bytes: u32)
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let mut buffer = ReadBuffer::default();
+    let opened = timeout(
+        context.config.connect_timeout,
+        Box::pin(first_packet(&mut buffer, &mut read, max_bytes)),
+    );
+    let connect = match opened.await {
+        Ok(Ok(connect)) => *connect,
+        Ok(Err(refusal)) => {
+            metrics::CONNECTION_REFUSED.inc();
+            return say_last(&mut read, &mut write, refusal).await;
+        }
+        Err(_) => return metrics::CONNECTION_REFUSED.inc(),
+    };
+    let version = connect.version;
+    let claimed = Box::pin(handshake::connect(&context, connect, max_bytes)).await;
+    let claimed = match claimed {
+        Ok(claimed) => claimed,
+        Err(refusal) => {
+            metrics::CONNECTION_REFUSED.inc();
+            return say_last(&mut read, &mut write, Some(refusal)).await;
+        }
+    };
+    metrics::CONNECTION_ACCEPTED.inc();
+    metrics::CONNECTED_SESSIONS.inc();
+    let conn = Arc::clone(&claimed.conn);
+    task::spawn("writer", delivery::write(Arc::clone(&conn.outbox), write));
+    let mut session = SessionTask::new(Arc::clone(&context), claimed, version, max_bytes, buffer);
+    let end = session.run(&mut read).await;
+    session.finish(read, end).await;
+    metrics::CONNECTED_SESSIONS.dec();
+    metrics::CLIENT_DISCONNECTS.inc();
+}
+
+/// Reads the CONNECT. `None` in the error: nothing is answered.
+async fn first_packet(
+    buffer: &mut ReadBuffer,
+    read: &mut (impl AsyncRead + Unpin),
+    max_bytes: u32,
+) -> Result<Box<Connect>, Option<Refusal>> {
+    let mut needed = 0;
+    loop {
+        let unread = buffer.unread();
+        let fault = |error: DecodeError| refusal_of(unread, error);
+        if let Some(frame) =
+            codec::frame_length(unread, None, Peer::Client, max_bytes).map_err(fault)?
+        {
+            needed = frame.total;
+            if unread.len() >= needed {
+                let packet = codec::decode(&unread[..needed], None, Peer::Client).map_err(fault)?;
+                let Packet::Connect(connect) = packet else { return Err(None) };
+                buffer.consume(needed);
+                return Ok(connect);
+            }
+        }
+        if buffer.fill(read, needed).await.map_err(|_| None)? == 0 {
+            return Err(None);
+        }
+    }
+}
+
+/// What a bad CONNECT is answered: v5 a CONNACK with the reason, v3.x one only where it has a
+/// return code for it, everything that is no CONNECT nothing at all.
+fn refusal_of(frame: &[u8], error: DecodeError) -> Option<Refusal> {
+    tracing::debug!(%error, "CONNECT refused");
+    let level = codec::connect_level(frame)?;
+    let reason = match error.connack_v3 {
+        None if level < 5 => return None,
+        Some(1) => ReasonCode::UnsupportedProtocolVersion,
+        Some(2) => ReasonCode::ClientIdentifierNotValid,
+        Some(_) | None => error.reason,
+    };
+    let version = if level >= 5 { ProtocolVersion::V5 } else { ProtocolVersion::V311 };
+    Some(Refusal { version, reason, maximum_packet_size: None })
+}
+
+/// Sends the CONNACK of a refusal and ends.
+async fn say_last(
+    read: &mut (impl AsyncRead + Unpin),
+    write: &mut (impl AsyncWrite + Unpin),
+    refusal: Option<Refusal>,
+) {
+    let Some(refusal) = refusal else { return };
+    let bytes = handshake::refusal_bytes(refusal);
+    let say = async {
+        write.write_all(&bytes).await?;
+        write.shutdown().await
+    };
+    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) {
+        linger(read).await;
+    }
+}
+
+/// Reads away what the peer still sends, so that closing does not throw our last packet away with
+/// it. Bounded in time and bytes.
+async fn linger(read: &mut (impl AsyncRead + Unpin)) {
+    let mut buffer = ReadBuffer::default();
+    let drain = async {
+        for _ in 0..16 {
+            match buffer.fill(read, 0).await {
+                Ok(read) if read > 0 => buffer.consume(read),
+                Ok(_) | Err(_) => return,
+            }
+        }
+    };
+    drop(timeout(LAST_WORDS, drain).await);
+}
+
+/// What stops the decoding of a read.
+enum Step {
+    /// No whole packet is left.
+    Read,
+    /// The read-ahead is used up, or the batch is full.
+    Flush,
+    Subscribe(Subscribe),
+    Unsubscribe(Unsubscribe),
+    End(End),
+}
+
+struct SessionTask {
+    context: Arc<Context>,
+    conn: Arc<Conn>,
+    version: ProtocolVersion,
+    max_bytes: u32,
+    incarnation: u64,
+    persistent: bool,
+    buffer: ReadBuffer,
+    /// Length of the frame at hand, if known.
+    needed: usize,
+    inbound: Inbound,
+    /// Acknowledgements of this read.
+    acks: Vec<ClientAck>,
+}
+
+impl SessionTask {
+    fn new(
+        context: Arc<Context>,
+        claimed: Claimed,
+        version: ProtocolVersion,
+        max_bytes: u32,
+        buffer: ReadBuffer,
+    ) -> Self {
+        let Claimed { conn, publisher, open_ids, persistent } = claimed;
+        let is_v5 = version.is_v5();
+        let budget = Arc::clone(&context.budget);
+        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget);
+        let incarnation = publisher.incarnation;
+        let inbound = Inbound::new(Arc::clone(&context), publisher, window, is_v5);
+        let (needed, acks) = (0, Vec::new());
+        Self {
+            context,
+            conn,
+            version,
+            max_bytes,
+            incarnation,
+            persistent,
+            buffer,
+            needed,
+            inbound,
+            acks,
+        }
+    }
+
+    /// Reads and works until there is a reason to end.
+    async fn run(&mut self, read: &mut (impl AsyncRead + Unpin)) -> End {
+        loop {
+            let step = match self.decode() {
+                Ok(step) => step,
+                Err(error) => Step::End(End::Fault(error)),
+            };
+            if !self.acks.is_empty() {
+                self.conn.outbox.acknowledge(&self.acks);
+                self.acks.clear();
+            }
+            let flushed = tokio::select! {
+                biased;
+                () = self.inbound.flush() => None,
+                end = self.conn.ended() => Some(end),
+            };
+            if let Some(end) = flushed {
+                return end;
+            }
+            match step {
+                Step::Read | Step::Flush => {}
+                Step::Subscribe(packet) => {
+                    if let Err(end) = Box::pin(self.subscribe(packet)).await {
+                        return end;
+                    }
+                    continue;
+                }
+                Step::Unsubscribe(packet) => {
+                    if let Err(end) = Box::pin(self.unsubscribe(packet)).await {
+                        return end;
+                    }
+                    continue;
+                }
+                Step::End(end) => return end,
+            }
+            if self.must_hold() {
+                let held = Box::pin(self.hold());
+                if let Some(end) = held.await {
+                    return end;
+                }
+            }
+            if matches!(step, Step::Flush) {
+                continue;
+            }
+            let filled = tokio::select! {
+                biased;
+                end = self.conn.ended() => return end,
+                filled = self.buffer.fill(read, self.needed) => filled,
+            };
+            match filled {
+                Ok(0) | Err(_) => return End::Closed,
+                Ok(read) => metrics::RECEIVED_BYTES.add(read as u64),
+            }
+        }
+    }
+
+    /// Decodes whole packets until there are no more, or one that has to be waited for.
+    fn decode(&mut self) -> Result<Step, DecodeError> {
+        let mut heard = false;
+        let step = loop {
+            if self.inbound.is_full() || self.inbound.batch_is_full() {
+                break Step::Flush;
+            }
+            let unread = self.buffer.unread();
+            let version = Some(self.version);
+            let frame = codec::frame_length(unread, version, Peer::Client, self.max_bytes)?;
+            self.needed = frame.map_or(0, |frame| frame.total);
+            if frame.is_none() || unread.len() < self.needed {
+                break Step::Read;
+            }
+            heard = true;
+            let packet = codec::decode(&unread[..self.needed], version, Peer::Client)?;
+            let step = Self::packet(&mut self.inbound, &mut self.acks, &self.conn, packet)?;
+            self.buffer.consume(self.needed);
+            if let Some(step) = step {
+                break step;
+            }
+        };
+        if heard {
+            self.conn.heard();
+        }
+        Ok(step)
+    }
+
+    /// Deals with one packet; what has to be waited for is handed back.
+    fn packet(
+        inbound: &mut Inbound,
+        acks: &mut Vec<ClientAck>,
+        conn: &Conn,
+        packet: Packet<'_>,
+    ) -> Result<Option<Step>, DecodeError> {
+        match packet {
+            Packet::Publish(publish) => Self::publish(inbound, &publish)?,
+            Packet::Ack(AckKind::Pubrel, ack) => inbound.release(ack.packet_id),
+            Packet::Ack(kind, ack) => {
+                acks.push(ClientAck { kind, id: ack.packet_id, reason: ack.reason });
+            }
+            Packet::Pingreq => conn.outbox.control(&Packet::Pingresp),
+            Packet::Subscribe(packet) => return Ok(Some(Step::Subscribe(packet))),
+            Packet::Unsubscribe(packet) => return Ok(Some(Step::Unsubscribe(packet))),
+            Packet::Disconnect(packet) => return Ok(Some(Step::End(goodbye(&packet)))),
+            Packet::Auth(_) => return Err(NO_AUTH),
+            Packet::Connect(_)
+            | Packet::Connack(_)
+            | Packet::Suback(_)
+            | Packet::Unsuback(_)
+            | Packet::Pingresp => return Err(UNEXPECTED),
+        }
+        Ok(None)
+    }
+
+    fn publish(inbound: &mut Inbound, publish: &Publish<'_>) -> Result<(), DecodeError> {
+        inbound.publish(publish)
+    }
+
+    /// Whether the socket must not be read for now.
+    fn must_hold(&self) -> bool {
+        self.inbound.is_full() || self.context.is_lagging() || self.lane_is_full()
+    }
+
+    /// The client does not take our answers: no further packet may ask for one (OUT-4).
+    fn lane_is_full(&self) -> bool {
+        self.conn.outbox.buffered() > self.lane()
+    }
+
+    fn lane(&self) -> usize {
+        self.context.delivery.write_buffer_high_bytes + CONTROL_LANE_BYTES
+    }
+
+    /// Waits until the socket may be read again; the keep-alive clock stands still (IN-5).
+    async fn hold(&mut self) -> Option<End> {
+        self.conn.set_held(true);
+        metrics::HELD_READERS.inc();
+        let end = self.wait_for_room().await;
+        metrics::HELD_READERS.dec();
+        self.conn.set_held(false);
+        end
+    }
+
+    async fn wait_for_room(&mut self) -> Option<End> {
+        let append_timeout = self.context.config.append_timeout;
+        while self.must_hold() {
+            let window = Arc::clone(self.inbound.window());
+            tokio::select! {
+                end = self.conn.ended() => return Some(end),
+                () = window.progress(), if self.inbound.is_full() => {}
+                () = self.context.caught_up(), if self.context.is_lagging() => {}
+                () = self.conn.outbox.drained_to(self.lane()), if self.lane_is_full() => {}
+                () = tokio::time::sleep(append_timeout), if self.inbound.is_full() => {
+                    // IN-7: nobody knows whether what is open will be stored.
+                    let stuck = window.oldest().is_some_and(|at| at.elapsed() >= append_timeout);
+                    if stuck {
+                        return Some(End::Storage);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn subscriber(&self) -> Subscriber<'_> {
+        Subscriber {
+            context: &self.context,
+            conn: &self.conn,
+            version: self.version,
+            incarnation: self.incarnation,
+            persistent: self.persistent,
+        }
+    }
+
+    async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
+        let subscriber = self.subscriber();
+        let wanted = tokio::select! {
+            wanted = subscriber.subscribe(packet) => wanted.map_err(End::Fault)?,
+            end = self.conn.ended() => return Err(end),
+        };
+        if !wanted.is_empty() {
+            let replay = Replay {
+                context: Arc::clone(&self.context),
+                conn: Arc::clone(&self.conn),
+                incarnation: self.incarnation,
+                persistent: self.persistent,
+                wanted: VecDeque::from(wanted),
+            };
+            task::spawn("retained replay", replay.run());
+        }
+        Ok(())
+    }
+
+    async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), End> {
+        let subscriber = self.subscriber();
+        tokio::select! {
+            done = subscriber.unsubscribe(packet) => done.map_err(End::Fault),
+            end = self.conn.ended() => Err(end),
+        }
+    }
+
+    /// Ends the connection: tells the client, then the session.
+    async fn finish(self, mut read: impl AsyncRead + Unpin, end: End) {
+        let end = self.checked(end);
+        match end {
+            End::Fault(error) => {
+                metrics::CONNECTION_ERROR.inc();
+                tracing::info!(client = %self.conn.client_id, %error, "connection ended");
+            }
+            End::Storage => {
+                tracing::warn!(client = %self.conn.client_id, "connection ended: storage");
+            }
+            _ => tracing::debug!(client = %self.conn.client_id, ?end, "connection ended"),
+        }
+        let last = end.reason().filter(|_| self.version.is_v5()).map(|reason| {
+            let mut disconnect = Disconnect::new(reason);
+            if let End::Fault(error) = end {
+                disconnect.reason_string = Some(error.detail.to_owned());
+            }
+            Packet::Disconnect(disconnect)
+        });
+        self.conn.outbox.close(last.as_ref());
+        self.conn.end(end);
+        lifecycle::disconnected(&self.context, &self.conn, end).await;
+        if end.reason().is_some() {
+            linger(&mut read).await;
+        }
+    }
+
+    /// A DISCONNECT may not give an expiry to a session that CONNECT gave none.
+    fn checked(&self, end: End) -> End {
+        match end {
+            End::Goodbye(Some(expiry_s)) | End::GoodbyeWithWill(Some(expiry_s))
+                if expiry_s > 0 && !self.persistent =>
+            {
+                End::Fault(SECOND_EXPIRY)
+            }
+            _ => end,
+        }
+    }
+}
+
+fn goodbye(packet: &Disconnect) -> End {
+    if packet.reason == ReasonCode::Success {
+        End::Goodbye(packet.session_expiry_s)
+    } else {
+        End::GoodbyeWithWill(packet.session_expiry_s)
+    }
+}

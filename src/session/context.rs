@@ -1,0 +1,140 @@
+//! What every session works with: the handles, and nothing of any one client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Config;
+use super::budget::Budget;
+use super::registry::Registry;
+use super::timers::Timers;
+use crate::delivery::{self, Slots};
+use crate::routing::{Judge, Progress, RetainedTable, Subscriptions};
+use crate::storage::{ChangeLog, DeviceQueues, NodeId, PublishLog};
+
+/// The handles a session needs; made once, by the broker.
+pub struct Handles {
+    pub config: Config,
+    pub delivery: Arc<delivery::Config>,
+    pub node: NodeId,
+    pub log: Arc<dyn PublishLog>,
+    pub tables: Arc<dyn ChangeLog>,
+    pub queues: Arc<dyn DeviceQueues>,
+    pub slots: Arc<Slots>,
+    pub subscriptions: Arc<Subscriptions>,
+    pub retained: Arc<RetainedTable>,
+    pub judge: Arc<Judge>,
+    pub progress: Arc<Progress>,
+    pub retained_expiry_period: std::time::Duration,
+}
+
+impl std::fmt::Debug for Handles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handles").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// The handles, and what sessions of this node share among themselves.
+pub struct Context {
+    handles: Handles,
+    pub(super) registry: Registry,
+    pub(super) budget: Arc<Budget>,
+    pub(super) timers: Timers,
+    last_epoch: AtomicU64,
+    /// Dispatch lags too far behind: publishers are held (IN-8).
+    lagging: AtomicBool,
+    caught_up: Notify,
+    stopping: AtomicBool,
+    /// What the last look at the log said, so that a change is logged once.
+    pub(super) trouble: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("handles", &self.handles).finish_non_exhaustive()
+    }
+}
+
+impl std::ops::Deref for Context {
+    type Target = Handles;
+
+    fn deref(&self) -> &Handles {
+        &self.handles
+    }
+}
+
+impl Context {
+    pub(super) fn new(handles: Handles) -> Arc<Self> {
+        let budget = Arc::new(Budget::new(handles.config.inbound_budget_bytes));
+        Arc::new(Self {
+            registry: Registry::default(),
+            budget,
+            timers: Timers::default(),
+            last_epoch: AtomicU64::new(0),
+            lagging: AtomicBool::new(false),
+            caught_up: Notify::new(),
+            stopping: AtomicBool::new(false),
+            trouble: Mutex::new(None),
+            handles,
+        })
+    }
+
+    /// A number above every epoch and incarnation so far, also those of earlier runs: the log's
+    /// end rises by more than the connects between two restarts can use up.
+    pub(super) fn next_epoch(&self) -> u64 {
+        let end = self.log.end(0).offset;
+        let mut last = self.last_epoch.load(Ordering::Relaxed);
+        loop {
+            let next = end.max(last + 1);
+            let swapped = self.last_epoch.compare_exchange_weak(
+                last,
+                next,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            match swapped {
+                Ok(_) => return next,
+                Err(newer) => last = newer,
+            }
+        }
+    }
+
+    /// An epoch that an earlier run used.
+    pub(super) fn saw_epoch(&self, epoch: u64) {
+        self.last_epoch.fetch_max(epoch, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_lagging(&self, lagging: bool) {
+        self.lagging.store(lagging, Ordering::Relaxed);
+        if !lagging {
+            self.caught_up.notify_waiters();
+        }
+    }
+
+    pub(super) fn is_lagging(&self) -> bool {
+        self.lagging.load(Ordering::Relaxed)
+    }
+
+    /// Waits while dispatch lags behind. Cancel safe: yes.
+    pub(super) async fn caught_up(&self) {
+        loop {
+            let notified = self.caught_up.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if !self.is_lagging() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,230 @@
+//! Appends settle in any order; acknowledgements leave in the order of the packets (IN-2,
+//! invariant 3), and none before what it says is durable (invariant 1).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::open_ids::OpenIds;
+use crate::codec::AckKind;
+use crate::delivery::AckOut;
+use crate::mqtt::{PacketId, ReasonCode};
+use crate::session::budget::Budget;
+use crate::session::conn::{Conn, End};
+use crate::storage::{AppendOutcome, AppendSink};
+use crate::telemetry::metrics;
+
+/// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
+/// read (IN-4).
+#[derive(Debug)]
+pub(in crate::session) struct AckWindow {
+    conn: Arc<Conn>,
+    is_v5: bool,
+    open_ids: Arc<Mutex<OpenIds>>,
+    budget: Arc<Budget>,
+    inner: Mutex<Inner>,
+    /// Something settled: there is room again.
+    progress: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    pending: VecDeque<Pending>,
+    next_ticket: u64,
+    messages: usize,
+    bytes: usize,
+    /// QoS 1 and 2 exchanges of this connection that hold a place in our Receive Maximum.
+    exchanges: usize,
+}
+
+/// What one append was made of.
+#[derive(Debug)]
+struct Pending {
+    ticket: u64,
+    /// Settlements still to come: the batch itself, and its retained rows.
+    waits: u8,
+    failed: Option<AppendOutcome>,
+    acks: Vec<AckOut>,
+    messages: usize,
+    bytes: usize,
+    since: Instant,
+}
+
+/// What an append holds in the window.
+#[derive(Debug)]
+pub(super) struct Load {
+    pub(super) acks: Vec<AckOut>,
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// How many settlements will come for it; 0: its acks only keep their place in the order.
+    pub(super) waits: u8,
+}
+
+impl AckWindow {
+    pub(in crate::session) fn new(
+        conn: Arc<Conn>,
+        is_v5: bool,
+        open_ids: Arc<Mutex<OpenIds>>,
+        budget: Arc<Budget>,
+    ) -> Arc<Self> {
+        let exchanges = open_ids.lock().len();
+        let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
+        Arc::new(Self { conn, is_v5, open_ids, budget, inner, progress: Notify::new() })
+    }
+
+    /// Enters an append before it is handed to the log; gives its ticket.
+    pub(super) fn enter(&self, load: Load) -> u64 {
+        let mut inner = self.inner.lock();
+        let ticket = inner.next_ticket;
+        inner.next_ticket += 1;
+        inner.messages += load.messages;
+        inner.bytes += load.bytes;
+        inner.pending.push_back(Pending {
+            ticket,
+            waits: load.waits,
+            failed: None,
+            acks: load.acks,
+            messages: load.messages,
+            bytes: load.bytes,
+            since: Instant::now(),
+        });
+        if load.waits == 0 && inner.pending.len() == 1 {
+            self.leave(&mut inner);
+        }
+        ticket
+    }
+
+    /// Messages and bytes that are not in the log yet.
+    pub(super) fn open(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.messages, inner.bytes)
+    }
+
+    /// Takes a place in our Receive Maximum; `false` when the client has used it up (RM-3).
+    pub(super) fn begin_exchange(&self, receive_maximum: usize) -> bool {
+        let mut inner = self.inner.lock();
+        inner.exchanges += 1;
+        inner.exchanges <= receive_maximum
+    }
+
+    /// Waits until something settles. Cancel safe: yes.
+    pub(in crate::session) async fn progress(&self) {
+        self.progress.notified().await;
+    }
+
+    /// How long the oldest append has been open (IN-7).
+    pub(in crate::session) fn oldest(&self) -> Option<Instant> {
+        self.inner.lock().pending.front().map(|pending| pending.since)
+    }
+
+    /// Lets everything that is settled leave, in order, under one lock of the outbox.
+    fn leave(&self, inner: &mut Inner) {
+        let mut out: Vec<AckOut> = Vec::new();
+        while inner.pending.front().is_some_and(|pending| pending.waits == 0) {
+            let Some(pending) = inner.pending.pop_front() else { break };
+            inner.messages -= pending.messages;
+            inner.bytes -= pending.bytes;
+            if out.is_empty() && pending.failed.is_none() {
+                out = pending.acks;
+                out.iter().for_each(|ack| self.completed(inner, *ack));
+            } else {
+                for ack in pending.acks {
+                    let Some(ack) = self.answer(ack, pending.failed) else { continue };
+                    self.completed(inner, ack);
+                    out.push(ack);
+                }
+            }
+        }
+        if !out.is_empty() && !self.conn.is_ended() {
+            self.conn.outbox.acks(&out);
+        }
+        self.progress.notify_one();
+    }
+
+    /// The acknowledgement as the append's outcome lets it be; `None`: there is none, the
+    /// connection ends instead.
+    fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
+        match failed {
+            None => {}
+            // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
+            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind != AckKind::Pubcomp => {
+                ack.reason = ReasonCode::UnspecifiedError;
+                if ack.kind == AckKind::Pubrec {
+                    self.open_ids.lock().remove(ack.id);
+                }
+            }
+            Some(_) => {
+                self.conn.end(End::Storage);
+                return None;
+            }
+        }
+        Some(ack)
+    }
+
+    /// What leaves gives the client its place back: PUBACK, PUBCOMP, an error PUBREC (RM-3).
+    fn completed(&self, inner: &mut Inner, ack: AckOut) {
+        match ack.kind {
+            AckKind::Puback => inner.exchanges = inner.exchanges.saturating_sub(1),
+            AckKind::Pubrec if ack.reason.is_error() => {
+                inner.exchanges = inner.exchanges.saturating_sub(1);
+            }
+            AckKind::Pubcomp if ack.reason == ReasonCode::Success => {
+                inner.exchanges = inner.exchanges.saturating_sub(1);
+                self.open_ids.lock().remove(ack.id);
+            }
+            AckKind::Pubrec | AckKind::Pubcomp | AckKind::Pubrel => {}
+        }
+    }
+
+    /// The QoS 2 ids in use.
+    pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
+        &self.open_ids
+    }
+
+    /// An acknowledgement that needs no append, behind those that do.
+    pub(super) fn answer_in_order(&self, kind: AckKind, id: PacketId, reason: ReasonCode) {
+        let acks = vec![AckOut { kind, id, reason }];
+        self.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
+    }
+}
+
+impl AppendSink for AckWindow {
+    fn settled(&self, ticket: u64, outcome: AppendOutcome) {
+        let mut inner = self.inner.lock();
+        let Some(first) = inner.pending.front().map(|pending| pending.ticket) else { return };
+        let Some(pending) = inner.pending.get_mut(ticket.wrapping_sub(first) as usize) else {
+            return;
+        };
+        pending.waits = pending.waits.saturating_sub(1);
+        match outcome {
+            AppendOutcome::Stored(_) => {}
+            // In doubt outweighs surely not stored.
+            AppendOutcome::InDoubt => pending.failed = Some(outcome),
+            AppendOutcome::NotStored => {
+                pending.failed.get_or_insert(outcome);
+            }
+        }
+        if pending.waits > 0 {
+            return;
+        }
+        self.budget.give_back(pending.bytes);
+        match pending.failed {
+            None => metrics::PUBLISHED_SUCCESSFUL.add(pending.messages as u64),
+            Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),
+        }
+        if pending.failed.is_some() && pending.acks.is_empty() && pending.messages > 0 {
+            // QoS 0 that could not be stored: nobody is told, so it is counted.
+            crate::telemetry::dropped(
+                crate::telemetry::DropReason::InternalError,
+                crate::telemetry::Direction::Inbound,
+                pending.messages as u64,
+            );
+        }
+        if ticket == first {
+            self.leave(&mut inner);
+        }
+    }
+}

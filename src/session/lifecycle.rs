@@ -1,0 +1,246 @@
+//! How sessions go off-line, end, and leave their Wills.
+
+use std::sync::Arc;
+
+use super::conn::{Conn, End};
+use super::context::Context;
+use super::registry::{Locked, Session};
+use super::rows::{self, NEVER, SessionRow, WillRow};
+use super::settle::Unwatched;
+use crate::delivery::SlotView;
+use crate::mqtt::{ClientId, TopicFilter};
+use crate::routing::rows::SubscriptionRow;
+use crate::storage::{
+    BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
+};
+use crate::telemetry::{clock, metrics};
+
+/// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
+pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
+    context.registry.remove_live(conn);
+    if let Some(slot) = context.slots.by_client(conn.client_id.as_str()) {
+        slot.detach(&conn.outbox);
+    }
+    let mut locked = context.registry.lock(&conn.client_id).await;
+    if !locked.is_live(conn) {
+        return;
+    }
+    let Some(session) = locked.session() else { return };
+    session.live = None;
+    session.offline_since_ms = Some(clock::wall_ms());
+    match end {
+        End::Goodbye(expiry_s) => {
+            if session.will.take().is_some() {
+                metrics::LAST_WILL_CLIENTS.dec();
+            }
+            adopt_expiry(session, expiry_s);
+        }
+        End::GoodbyeWithWill(expiry_s) => adopt_expiry(session, expiry_s),
+        End::Closed
+        | End::Fault(_)
+        | End::TakenOver
+        | End::KeepAlive
+        | End::Server(_)
+        | End::Storage => {}
+    }
+    look(context, &conn.client_id, &mut locked, true);
+}
+
+/// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02).
+fn adopt_expiry(session: &mut Session, expiry_s: Option<u32>) {
+    if let Some(expiry_s) = expiry_s {
+        session.expiry_s = expiry_s;
+    }
+}
+
+/// A timer of this session came up.
+pub(super) async fn due(context: &Arc<Context>, client_id: &ClientId) {
+    let mut locked = context.registry.lock(client_id).await;
+    look(context, client_id, &mut locked, false);
+}
+
+/// Does what is due for a session that is off-line: its Will, its end, its next timer, its row.
+fn look(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>, changed: bool) {
+    let Some(session) = locked.session() else { return };
+    if session.live.is_some() {
+        return;
+    }
+    let now_ms = clock::wall_ms();
+    let mut changed = changed;
+    if session.will_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
+        fire_will(context, client_id, session);
+        changed = true;
+    }
+    if session.expires_at_ms().is_some_and(|end_ms| end_ms <= now_ms) {
+        if session.expiry_s > 0 {
+            metrics::SESSIONS_EXPIRED.inc();
+        }
+        if let Some(session) = locked.session().take() {
+            end(context, client_id, &session);
+        }
+        return;
+    }
+    if let Some(due_ms) = session.due_ms() {
+        context.timers.set(due_ms, client_id.clone());
+    }
+    if changed {
+        store(context, client_id, session);
+    }
+}
+
+/// Writes the session's row as it is now; nobody waits for it.
+fn store(context: &Context, client_id: &ClientId, session: &mut Session) {
+    session.stored = true;
+    let row = row_of(context, session).row(client_id);
+    let sink = Arc::new(Unwatched("a session's row"));
+    context.tables.put(vec![row], Durability::Durable, sink, 0);
+}
+
+/// Writes the row as this node knows it over a claim that came to nothing.
+pub(super) async fn restore_row(context: &Arc<Context>, client_id: &ClientId) {
+    let mut locked = context.registry.lock(client_id).await;
+    match locked.session() {
+        Some(session) => store(context, client_id, session),
+        None => {
+            let sink = Arc::new(Unwatched("the end of a claim"));
+            let rows = vec![rows::tombstone(client_id)];
+            context.tables.put(rows, Durability::Durable, sink, 0);
+        }
+    }
+}
+
+pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
+    SessionRow::new(
+        session.incarnation,
+        session.epoch,
+        &context.node.0,
+        session.version,
+        session.expiry_s,
+        session.offline_since_ms,
+        session.will.clone(),
+    )
+}
+
+/// Publishes the session's Will, once: through the log, like any publish (IN-1, WIL-09).
+pub(super) fn fire_will(context: &Context, client_id: &ClientId, session: &mut Session) {
+    let Some(will) = session.will.take() else { return };
+    metrics::LAST_WILL_CLIENTS.dec();
+    publish_will(context, client_id, session.incarnation, session.epoch, &will);
+}
+
+fn publish_will(
+    context: &Context,
+    client_id: &ClientId,
+    incarnation: u64,
+    epoch: u64,
+    will: &WillRow,
+) {
+    let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
+    let batch = will.batch(Arc::new(publisher));
+    let retained = will.retained(&batch);
+    let sink = Arc::new(Unwatched("a Will"));
+    context.log.append(batch, Durability::Durable, Arc::clone(&sink) as _, 0);
+    if let Some(row) = retained {
+        context.tables.put(vec![row], Durability::Durable, sink, 0);
+    }
+    metrics::WILLS_PUBLISHED.inc();
+}
+
+/// Deletes all that belongs to a session that has ended: subscriptions, queue, open exchanges,
+/// row.
+pub(super) fn end(context: &Context, client_id: &ClientId, session: &Session) {
+    let mut rows = tombstones(context, client_id, session);
+    if session.stored {
+        rows.push(rows::tombstone(client_id));
+    }
+    if !rows.is_empty() {
+        let sink = Arc::new(Unwatched("the end of a session"));
+        context.tables.put(rows, Durability::Durable, sink, 0);
+    }
+    forget(context, client_id, session);
+    if let Some(slot) = context.slots.by_client(client_id.as_str()) {
+        slot.set(SlotView::default());
+        context.slots.remove(&slot);
+    }
+}
+
+/// The rows that delete the session's subscriptions.
+pub(super) fn tombstones(
+    context: &Context,
+    client_id: &ClientId,
+    session: &Session,
+) -> Vec<Row> {
+    if !session.stored {
+        return Vec::new();
+    }
+    let Some(slot) = context.slots.by_client(client_id.as_str()) else { return Vec::new() };
+    let row = |filter: &TopicFilter| Row {
+        table: Table::Subscriptions,
+        key: SubscriptionRow::key(client_id, filter),
+        value: None,
+    };
+    context.subscriptions.filters(slot.id()).iter().map(row).collect()
+}
+
+/// What of an ended session lives outside the tables.
+pub(super) fn forget(context: &Context, client_id: &ClientId, session: &Session) {
+    if let Some(slot) = context.slots.by_client(client_id.as_str()) {
+        context.subscriptions.remove_all(slot.id());
+    }
+    context.queues.remove(&QueueKey::Client(client_id.clone()), session.incarnation);
+    // Open exchanges end with the session (MQTT-3.1.2-4): as records, so that the dispatcher
+    // forgets them in its order, behind what they belong to.
+    let open = session.open_ids.lock().ids();
+    if !open.is_empty() {
+        let (incarnation, epoch) = (session.incarnation, session.epoch);
+        let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
+        let mut batch = BatchBuilder::new(Arc::new(publisher), clock::wall_ms());
+        open.into_iter().for_each(|id| batch.push_release(id));
+        let sink = Arc::new(Unwatched("the end of a session's exchanges"));
+        context.log.append(batch.finish(), Durability::Relaxed, sink, 0);
+    }
+}
+
+/// Takes a stored session up at start. One that was connected when the process ended is off-line
+/// from now on; `grace_ms` is how long its client has to come back before its Will goes out.
+pub(super) fn load(
+    context: &Context,
+    client_id: &ClientId,
+    value: &[u8],
+    grace_ms: u64,
+) -> Result<(), StorageError> {
+    let row = SessionRow::decode(value)?;
+    context.saw_epoch(row.epoch.max(row.incarnation));
+    let slot = context.slots.ensure(client_id);
+    let persistent = row.expiry_s > 0;
+    slot.set(SlotView { incarnation: row.incarnation, persistent, outbox: None });
+    let offline = row.offline_since_ms.unwrap_or(clock::wall_ms() + grace_ms);
+    let session = Session {
+        incarnation: row.incarnation,
+        epoch: row.epoch,
+        version: row.version(),
+        expiry_s: row.expiry_s,
+        live: None,
+        offline_since_ms: Some(offline),
+        will: row.will,
+        open_ids: Arc::default(),
+        stored: true,
+    };
+    if session.will.is_some() {
+        metrics::LAST_WILL_CLIENTS.inc();
+    }
+    if let Some(due_ms) = session.due_ms() {
+        context.timers.set(due_ms, client_id.clone());
+    }
+    context.registry.load(client_id.clone(), session);
+    Ok(())
+}
+
+/// The expiry interval in force: v5 as asked for, up to the cap; v3.x by its clean session flag.
+pub(super) fn expiry_in_force(context: &Context, connect: &crate::codec::Connect) -> u32 {
+    if connect.version.is_v5() {
+        let asked = connect.properties.session_expiry_s.unwrap_or(0);
+        return asked.min(context.config.max_session_expiry_secs.unwrap_or(NEVER));
+    }
+    if connect.clean_start { 0 } else { context.config.v3_session_ttl_secs.unwrap_or(NEVER) }
+}

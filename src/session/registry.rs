@@ -1,0 +1,189 @@
+//! Which sessions this node knows, and which of them are connected: one gate per client id, so
+//! that connects, ends and timers of one session happen one after another.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as Gate, OwnedMutexGuard};
+
+use super::conn::Conn;
+use super::inbound::OpenIds;
+use super::rows::WillRow;
+use crate::mqtt::{ClientId, ProtocolVersion};
+
+const SHARDS: usize = 16;
+
+/// A session, behind its gate.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) incarnation: u64,
+    pub(super) epoch: u64,
+    pub(super) version: ProtocolVersion,
+    pub(super) expiry_s: u32,
+    pub(super) live: Option<Arc<Conn>>,
+    /// Milliseconds of wall clock; `None` while connected.
+    pub(super) offline_since_ms: Option<u64>,
+    pub(super) will: Option<WillRow>,
+    /// QoS 2 ids the client has open with us; they outlive a connection.
+    pub(super) open_ids: Arc<Mutex<OpenIds>>,
+    /// A row of it is in the table for good, so its end needs a tombstone.
+    pub(super) stored: bool,
+}
+
+impl Session {
+    /// When it ends if nobody comes back; `None`: connected, or never.
+    pub(super) fn expires_at_ms(&self) -> Option<u64> {
+        let since_ms = self.offline_since_ms?;
+        let never = self.expiry_s == super::rows::NEVER;
+        (!never).then(|| since_ms.saturating_add(u64::from(self.expiry_s) * 1000))
+    }
+
+    /// When its Will is due: after its delay or with the session, whichever is first
+    /// (MQTT-3.1.2-8); `None`: connected, or no Will.
+    pub(super) fn will_due_ms(&self) -> Option<u64> {
+        let (since_ms, will) = (self.offline_since_ms?, self.will.as_ref()?);
+        let due_ms = since_ms.saturating_add(u64::from(will.delay_s) * 1000);
+        Some(self.expires_at_ms().map_or(due_ms, |end_ms| end_ms.min(due_ms)))
+    }
+
+    /// When a timer has to look at it next.
+    pub(super) fn due_ms(&self) -> Option<u64> {
+        match (self.expires_at_ms(), self.will_due_ms()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+/// One client id's place.
+#[derive(Debug)]
+struct Entry {
+    client_id: ClientId,
+    gate: Arc<Gate<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    session: Option<Session>,
+    /// The entry has left the registry; who finds this looks the id up again.
+    gone: bool,
+}
+
+type Shard<K, V> = Mutex<HashMap<K, V, ahash::RandomState>>;
+
+/// Bounded by the number of sessions (`mqtt.sessions-limit`, if set).
+#[derive(Debug)]
+pub(super) struct Registry {
+    entries: [Shard<ClientId, Arc<Entry>>; SHARDS],
+    live: [Shard<u64, Arc<Conn>>; SHARDS],
+    hasher: ahash::RandomState,
+    connected: AtomicUsize,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self {
+            entries: Default::default(),
+            live: Default::default(),
+            hasher: ahash::RandomState::new(),
+            connected: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Registry {
+    fn shard(&self, client_id: &ClientId) -> &Shard<ClientId, Arc<Entry>> {
+        &self.entries[self.hasher.hash_one(client_id) as usize % SHARDS]
+    }
+
+    /// The client's entry, made if there is none. Lock it with [`Entry::lock`].
+    fn ensure(&self, client_id: &ClientId) -> Arc<Entry> {
+        let mut shard = self.shard(client_id).lock();
+        let entry = shard.entry(client_id.clone()).or_insert_with(|| {
+            Arc::new(Entry { client_id: client_id.clone(), gate: Arc::default() })
+        });
+        Arc::clone(entry)
+    }
+
+    /// Locks the client's session; waits for whoever holds it. Cancel safe: yes.
+    pub(super) async fn lock(&self, client_id: &ClientId) -> Locked<'_> {
+        loop {
+            let entry = self.ensure(client_id);
+            let state = Arc::clone(&entry.gate).lock_owned().await;
+            if !state.gone {
+                return Locked { registry: self, entry, state };
+            }
+        }
+    }
+
+    /// Puts a loaded session in, before any listener is open.
+    pub(super) fn load(&self, client_id: ClientId, session: Session) {
+        let gate = Arc::new(Gate::new(State { session: Some(session), gone: false }));
+        let entry = Arc::new(Entry { client_id: client_id.clone(), gate });
+        self.shard(&client_id).lock().insert(client_id, entry);
+    }
+
+    pub(super) fn sessions(&self) -> usize {
+        self.entries.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    pub(super) fn connected(&self) -> usize {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_live(&self, conn: &Arc<Conn>) {
+        self.live[conn.epoch as usize % SHARDS].lock().insert(conn.epoch, Arc::clone(conn));
+        self.connected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_live(&self, conn: &Arc<Conn>) {
+        if self.live[conn.epoch as usize % SHARDS].lock().remove(&conn.epoch).is_some() {
+            self.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Visits every live connection, shard by shard.
+    pub(super) fn each_live(&self, mut visit: impl FnMut(&Arc<Conn>)) {
+        for shard in &self.live {
+            for conn in shard.lock().values() {
+                visit(conn);
+            }
+        }
+    }
+}
+
+/// A client's session, locked. An entry without a session leaves the registry with the lock.
+#[derive(Debug)]
+pub(super) struct Locked<'a> {
+    registry: &'a Registry,
+    entry: Arc<Entry>,
+    state: OwnedMutexGuard<State>,
+}
+
+impl Locked<'_> {
+    pub(super) fn session(&mut self) -> &mut Option<Session> {
+        &mut self.state.session
+    }
+
+    /// Whether `conn` is the session's live connection.
+    pub(super) fn is_live(&self, conn: &Arc<Conn>) -> bool {
+        let live = self.state.session.as_ref().and_then(|session| session.live.as_ref());
+        live.is_some_and(|live| Arc::ptr_eq(live, conn))
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.state.session.is_some() {
+            return;
+        }
+        self.state.gone = true;
+        let mut shard = self.registry.shard(&self.entry.client_id).lock();
+        if shard.get(&self.entry.client_id).is_some_and(|now| Arc::ptr_eq(now, &self.entry)) {
+            shard.remove(&self.entry.client_id);
+        }
+    }
+}

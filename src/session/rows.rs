@@ -1,0 +1,139 @@
+//! The row of the sessions table: all that must be known of a session that is not connected here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::mqtt::{ClientId, ProtocolVersion, QoS};
+use crate::routing::rows;
+use crate::storage::{
+    Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher, Row, StorageError, Table,
+};
+use crate::telemetry::clock;
+
+/// A Session Expiry Interval that never passes (MQTT 5 section 3.1.2.11.2).
+pub(super) const NEVER: u32 = u32::MAX;
+
+/// A Will as the session keeps it until it is fired or cancelled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct WillRow {
+    pub(super) delay_s: u32,
+    topic: String,
+    payload: Vec<u8>,
+    qos: u8,
+    retain: bool,
+    expiry_s: Option<u32>,
+    properties: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SessionRow {
+    pub(super) incarnation: u64,
+    /// The fencing epoch of the newest connection.
+    pub(super) epoch: u64,
+    /// The node it is or was connected to.
+    pub(super) node: String,
+    version: u8,
+    /// Session Expiry Interval, seconds; 0: it ends with its connection.
+    pub(super) expiry_s: u32,
+    /// When the connection ended, milliseconds of wall clock; `None`: it is connected.
+    pub(super) offline_since_ms: Option<u64>,
+    pub(super) will: Option<WillRow>,
+}
+
+impl SessionRow {
+    #[expect(clippy::too_many_arguments, reason = "one for each column of the row")]
+    pub(super) fn new(
+        incarnation: u64,
+        epoch: u64,
+        node: &str,
+        version: ProtocolVersion,
+        expiry_s: u32,
+        offline_since_ms: Option<u64>,
+        will: Option<WillRow>,
+    ) -> Self {
+        let (node, version) = (node.to_owned(), version.level());
+        Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will }
+    }
+
+    pub(super) fn version(&self) -> ProtocolVersion {
+        ProtocolVersion::from_level(self.version).unwrap_or(ProtocolVersion::V311)
+    }
+
+    pub(super) fn row(&self, client_id: &ClientId) -> Row {
+        Row { table: Table::Sessions, key: key(client_id), value: Some(rows::encode(self)) }
+    }
+
+    pub(super) fn decode(value: &[u8]) -> Result<Self, StorageError> {
+        rows::decode(value, "session")
+    }
+}
+
+/// The row that deletes a session.
+pub(super) fn tombstone(client_id: &ClientId) -> Row {
+    Row { table: Table::Sessions, key: key(client_id), value: None }
+}
+
+fn key(client_id: &ClientId) -> Bytes {
+    Bytes::copy_from_slice(client_id.as_str().as_bytes())
+}
+
+impl WillRow {
+    pub(super) fn new(will: crate::codec::Will) -> Self {
+        Self {
+            delay_s: will.delay_s,
+            topic: will.topic,
+            payload: will.payload,
+            qos: will.qos.bits(),
+            retain: will.retain,
+            expiry_s: will.expiry_s,
+            properties: will.properties,
+        }
+    }
+
+    /// The Will as a message of now: its expiry counts from its publication (MQTT-3.1.2-8).
+    pub(super) fn batch(&self, publisher: Arc<Publisher>) -> Arc<Batch> {
+        let mut builder = BatchBuilder::new(publisher, clock::wall_ms());
+        builder.push(&MessageView {
+            kind: Kind::Will,
+            qos: QoS::from_bits(self.qos).unwrap_or(QoS::AtMostOnce),
+            retain: self.retain,
+            packet_id: None,
+            expiry_s: self.expiry_s,
+            topic: &self.topic,
+            properties: &self.properties,
+            payload: &self.payload,
+        });
+        builder.finish()
+    }
+
+    /// The Will as its own retained row, if it is a retained one.
+    pub(super) fn retained(&self, batch: &Arc<Batch>) -> Option<Row> {
+        let message = MessageRef::new(Arc::clone(batch), 0);
+        self.retain.then(|| crate::routing::RetainedTable::row(&message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_row_reads_back() {
+        let will = WillRow {
+            delay_s: 5,
+            topic: "w".into(),
+            payload: vec![0, 255],
+            qos: 2,
+            retain: true,
+            expiry_s: Some(9),
+            properties: vec![1, 1],
+        };
+        let version = ProtocolVersion::V5;
+        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(will));
+        let stored = row.row(&ClientId::new("c")).value.expect("not a tombstone");
+        assert_eq!(SessionRow::decode(&stored).expect("reads back"), row);
+        assert_eq!(row.version(), version);
+    }
+}

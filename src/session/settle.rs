@@ -1,0 +1,51 @@
+//! One append, awaited: for what a session does rarely. The hot path has its own sink.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::storage::{AppendOutcome, AppendSink};
+
+struct Once(Mutex<Option<oneshot::Sender<AppendOutcome>>>);
+
+impl AppendSink for Once {
+    fn settled(&self, _ticket: u64, outcome: AppendOutcome) {
+        if let Some(sender) = self.0.lock().take() {
+            // Whoever waited may have given up (IN-7); the outcome stands all the same.
+            drop(sender.send(outcome));
+        }
+    }
+}
+
+/// The outcome of one append. A backend that drops the sink without a word leaves it in doubt.
+#[derive(Debug)]
+pub(super) struct Settled(oneshot::Receiver<AppendOutcome>);
+
+impl Settled {
+    /// Cancel safe: yes; the append goes on, and may be waited for again.
+    pub(super) async fn outcome(&mut self) -> AppendOutcome {
+        (&mut self.0).await.unwrap_or(AppendOutcome::InDoubt)
+    }
+}
+
+/// A sink for one append, and what waits for it.
+pub(super) fn once() -> (Arc<dyn AppendSink>, Settled) {
+    let (sender, receiver) = oneshot::channel();
+    (Arc::new(Once(Mutex::new(Some(sender)))), Settled(receiver))
+}
+
+/// For an append whose end changes nothing for anybody: a failure is in the log.
+#[derive(Debug)]
+pub(super) struct Unwatched(pub(super) &'static str);
+
+impl AppendSink for Unwatched {
+    fn settled(&self, _ticket: u64, outcome: AppendOutcome) {
+        match outcome {
+            AppendOutcome::Stored(_) => {}
+            AppendOutcome::NotStored | AppendOutcome::InDoubt => {
+                tracing::warn!(what = self.0, ?outcome, "could not be stored");
+            }
+        }
+    }
+}

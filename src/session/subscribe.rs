@@ -1,0 +1,183 @@
+//! SUBSCRIBE and UNSUBSCRIBE: rows that are in force before they are answered (decision 12).
+
+use std::sync::Arc;
+
+use super::conn::Conn;
+use super::context::Context;
+use super::retained_replay::Wanted;
+use super::settle;
+use crate::codec::{DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe};
+use crate::delivery::Slot;
+use crate::limits::FILTERS_PER_PACKET;
+use crate::mqtt::{
+    ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, TopicFilter,
+};
+use crate::routing::rows::SubscriptionRow;
+use crate::storage::{AppendOutcome, Durability, Row, Table};
+
+const TOO_MANY_FILTERS: DecodeError =
+    DecodeError::protocol("more filters in one packet than this server takes")
+        .with_reason(ReasonCode::QuotaExceeded);
+
+/// The session's side of both packets.
+pub(super) struct Subscriber<'a> {
+    pub(super) context: &'a Arc<Context>,
+    pub(super) conn: &'a Arc<Conn>,
+    pub(super) version: ProtocolVersion,
+    pub(super) incarnation: u64,
+    pub(super) persistent: bool,
+}
+
+impl Subscriber<'_> {
+    fn client_id(&self) -> &ClientId {
+        &self.conn.client_id
+    }
+
+    fn durability(&self) -> Durability {
+        if self.persistent { Durability::Durable } else { Durability::Relaxed }
+    }
+
+    /// Stores the subscriptions, answers, and says which retained messages are owed.
+    pub(super) async fn subscribe(&self, packet: Subscribe) -> Result<Vec<Wanted>, DecodeError> {
+        if packet.filters.len() > FILTERS_PER_PACKET {
+            return Err(TOO_MANY_FILTERS);
+        }
+        let slot = self.context.slots.ensure(self.client_id());
+        let mut codes = Vec::with_capacity(packet.filters.len());
+        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
+        let mut room = self.room(&slot);
+        for asked in &packet.filters {
+            codes.push(match self.check(asked, &slot, &mut room) {
+                Ok(filter) => {
+                    rows.push(self.row(asked, filter, &slot));
+                    wanted.extend(self.retained(asked, filter, &slot));
+                    granted(asked.options.qos)
+                }
+                Err(reason) => reason,
+            });
+        }
+        if !rows.is_empty() && !self.put(rows).await {
+            wanted.clear();
+            for code in codes.iter_mut().filter(|code| !code.is_error()) {
+                *code = ReasonCode::UnspecifiedError;
+            }
+        }
+        let packet_id = packet.packet_id;
+        if self.version != ProtocolVersion::V5 {
+            codes.iter_mut().filter(|c| c.is_error()).for_each(|c| *c = ReasonCode::UnspecifiedError);
+        }
+        self.conn.outbox.control(&Packet::Suback(Suback { packet_id, codes, properties: None }));
+        Ok(wanted)
+    }
+
+    /// Subscriptions that the client may still add.
+    fn room(&self, slot: &Slot) -> usize {
+        let max = self.context.config.max_subscriptions_per_client;
+        max.map_or(usize::MAX, |max| {
+            max.saturating_sub(self.context.subscriptions.count(slot.id()))
+        })
+    }
+
+    fn check<'f>(
+        &self,
+        asked: &'f SubscribeFilter,
+        slot: &Slot,
+        room: &mut usize,
+    ) -> Result<&'f TopicFilter, ReasonCode> {
+        let filter = asked.filter.as_ref().map_err(|_| ReasonCode::TopicFilterInvalid)?;
+        let levels = self.context.config.max_topic_segments.map_or(usize::MAX, usize::from);
+        if levels != usize::MAX && filter.plain().split('/').count() > levels {
+            return Err(ReasonCode::TopicFilterInvalid);
+        }
+        if filter.plain() == "#" && !self.context.config.allow_root_wildcard {
+            return Err(ReasonCode::TopicFilterInvalid);
+        }
+        if self.context.subscriptions.get(slot.id(), filter).is_none() {
+            if *room == 0 {
+                return Err(ReasonCode::QuotaExceeded);
+            }
+            *room -= 1;
+        }
+        Ok(filter)
+    }
+
+    fn row(&self, asked: &SubscribeFilter, filter: &TopicFilter, slot: &Slot) -> Row {
+        // A replaced subscription goes on where it began: no message is missed (MQTT-3.8.4-4).
+        let since = self.context.subscriptions.get(slot.id(), filter).map(|entry| entry.since);
+        let row =
+            SubscriptionRow { options: asked.options, incarnation: self.incarnation, since };
+        Row {
+            table: Table::Subscriptions,
+            key: SubscriptionRow::key(self.client_id(), filter),
+            value: Some(row.encode()),
+        }
+    }
+
+    /// MQTT-3.3.1-9, -10, -11; never for a shared subscription (section 4.8.2).
+    fn retained(
+        &self,
+        asked: &SubscribeFilter,
+        filter: &TopicFilter,
+        slot: &Slot,
+    ) -> Option<Wanted> {
+        let exists = || self.context.subscriptions.get(slot.id(), filter).is_some();
+        let owed = !filter.is_shared()
+            && match asked.options.retain_handling {
+                RetainHandling::SendAtSubscribe => true,
+                RetainHandling::SendIfNew => !exists(),
+                RetainHandling::DoNotSend => false,
+            };
+        owed.then(|| Wanted { filter: filter.clone(), options: asked.options })
+    }
+
+    /// `false` when the rows could not be stored, or when nobody knows.
+    async fn put(&self, rows: Vec<Row>) -> bool {
+        let (sink, mut settled) = settle::once();
+        self.context.tables.put(rows, self.durability(), sink, 0);
+        let wait = tokio::time::timeout(self.context.config.append_timeout, settled.outcome());
+        matches!(wait.await, Ok(AppendOutcome::Stored(_)))
+    }
+
+    /// Deletes the subscriptions and answers.
+    pub(super) async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), DecodeError> {
+        if packet.filters.len() > FILTERS_PER_PACKET {
+            return Err(TOO_MANY_FILTERS);
+        }
+        let slot = self.context.slots.ensure(self.client_id());
+        let mut rows: Vec<Row> = Vec::new();
+        let mut codes = Vec::with_capacity(packet.filters.len());
+        for filter in &packet.filters {
+            codes.push(match filter {
+                Err(_) => ReasonCode::TopicFilterInvalid,
+                Ok(filter) if self.context.subscriptions.get(slot.id(), filter).is_none() => {
+                    ReasonCode::NoSubscriptionExisted
+                }
+                Ok(filter) => {
+                    let key = SubscriptionRow::key(self.client_id(), filter);
+                    if rows.iter().any(|row| row.key == key) {
+                        ReasonCode::NoSubscriptionExisted
+                    } else {
+                        rows.push(Row { table: Table::Subscriptions, key, value: None });
+                        ReasonCode::Success
+                    }
+                }
+            });
+        }
+        if !rows.is_empty() && !self.put(rows).await {
+            for code in codes.iter_mut().filter(|code| **code == ReasonCode::Success) {
+                *code = ReasonCode::UnspecifiedError;
+            }
+        }
+        let packet_id = packet.packet_id;
+        self.conn.outbox.control(&Packet::Unsuback(Unsuback { packet_id, codes, properties: None }));
+        Ok(())
+    }
+}
+
+fn granted(qos: QoS) -> ReasonCode {
+    match qos {
+        QoS::AtMostOnce => ReasonCode::Success,
+        QoS::AtLeastOnce => ReasonCode::GrantedQoS1,
+        QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
+    }
+}

@@ -1,0 +1,88 @@
+//! What runs beside the connections: the keep-alive sweep, the look at the log's health, and the
+//! expiry of retained messages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use super::conn::End;
+use super::context::Context;
+use super::settle::Unwatched;
+use super::timers;
+use crate::storage::Durability;
+use crate::telemetry::{metrics, task};
+
+/// `mqtt.keep-alive.monitoring-delay-ms`: fine enough for one and a half times a second.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
+const LOG_EVERY: Duration = Duration::from_millis(100);
+
+pub(super) fn start(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
+    vec![
+        task::spawn("session timers", timers::run(Arc::clone(context))),
+        task::spawn("keep-alive sweep", keep_alive(Arc::clone(context))),
+        task::spawn("log watch", watch_log(Arc::clone(context))),
+        task::spawn("retained expiry", expire_retained(Arc::clone(context))),
+    ]
+}
+
+/// Ends connections that were silent for too long (MQTT-3.1.2-22).
+async fn keep_alive(context: Arc<Context>) {
+    loop {
+        tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+        context.registry.each_live(|conn| {
+            if conn.is_silent() {
+                conn.end(End::KeepAlive);
+            }
+        });
+        metrics::ALL_CLIENT_SESSIONS.set(context.registry.sessions() as i64);
+        context.budget.tell();
+    }
+}
+
+/// Holds publishers while dispatch lags behind (IN-8), and tells of trouble once.
+async fn watch_log(context: Arc<Context>) {
+    loop {
+        tokio::time::sleep(LOG_EVERY).await;
+        let (bytes, age_ms) = context.log.lag();
+        metrics::LOG_LAG_BYTES.set(bytes as i64);
+        metrics::LOG_LAG_MS.set(age_ms as i64);
+        let age_max_ms = context.config.dispatch_lag_max_age.as_millis();
+        let lags = bytes > context.config.dispatch_lag_max_bytes
+            || u128::from(age_ms) > age_max_ms;
+        if lags != context.is_lagging() {
+            if lags {
+                tracing::warn!(bytes, age_ms, "dispatch lags behind: publishers are held");
+            } else {
+                tracing::info!("dispatch has caught up: publishers go on");
+            }
+            context.set_lagging(lags);
+        }
+        let trouble = context.log.trouble();
+        let mut known = context.trouble.lock();
+        if *known != trouble {
+            match &trouble {
+                Some(text) => tracing::error!("the publish log: {text}"),
+                None => tracing::info!("the publish log is well again"),
+            }
+            *known = trouble;
+        }
+    }
+}
+
+/// Takes expired retained messages out of the table (MQTT-3.3.2-5).
+async fn expire_retained(context: Arc<Context>) {
+    let period = context.retained_expiry_period;
+    loop {
+        tokio::time::sleep(period).await;
+        loop {
+            let rows = context.retained.expire();
+            if rows.is_empty() {
+                break;
+            }
+            let sink = Arc::new(Unwatched("the expiry of retained messages"));
+            context.tables.put(rows, Durability::Durable, sink, 0);
+            tokio::task::yield_now().await;
+        }
+    }
+}
