@@ -98,6 +98,8 @@ pub const LISTEN_BACKLOG: u32 = 4096;
 pub const ADMIN_CONNECTIONS: usize = 64;
 /// An HTTP connection that moves no byte for so long is closed, so idle ones can't fill the bound.
 pub const ADMIN_IDLE_MS: u64 = 30_000;
+/// At a stop, how long HTTP replies under way get. Then they are cut.
+pub const ADMIN_STOP_MS: u64 = 2_000;
 /// Body of an HTTP request. Larger: 413.
 pub const ADMIN_BODY_BYTES: usize = 64 * KB;
 

@@ -1,1 +1,121 @@
-fn main() {}
+//! Arguments, configuration, runtime, run, exit code: 0 ended as asked, 1 failed while running,
+//! 2 bad arguments or configuration.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand};
+use sluice::admin::{Admin, Component, HealthSource, Info};
+use sluice::config::{self, Config, Loaded};
+use sluice::telemetry::logging;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+const FAILED: u8 = 1;
+const BAD_CONFIG: u8 = 2;
+
+/// An MQTT broker: what was acknowledged is never lost, and no slow client hurts another.
+#[derive(Parser)]
+#[command(name = "sluice", version)]
+struct Args {
+    /// Settings that differ from the built-in ones (YAML; keys as in docs/configuration.md).
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Clone, Copy, Subcommand)]
+enum Command {
+    /// Run the broker (the default).
+    Serve,
+    /// Check the configuration and show what differs from the built-in values.
+    CheckConfig,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let loaded = match config::load(args.config.as_deref(), &config::process_env) {
+        Ok(loaded) => loaded,
+        Err(faults) => return fail(BAD_CONFIG, &faults),
+    };
+    match args.command.unwrap_or(Command::Serve) {
+        Command::Serve => serve(loaded),
+        Command::CheckConfig => check_config(&loaded),
+    }
+}
+
+fn fail(code: u8, fault: &dyn Display) -> ExitCode {
+    // Without a standard error nobody is there to be told.
+    let _told = writeln!(io::stderr(), "sluice: {fault}");
+    ExitCode::from(code)
+}
+
+fn check_config(loaded: &Loaded) -> ExitCode {
+    let mut text = String::from("OK\n");
+    for warning in &loaded.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    for changed in &loaded.changed {
+        text.push_str(&format!("{} = {} ({})\n", changed.key, changed.value, changed.origin));
+    }
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => fail(FAILED, &fault),
+    }
+}
+
+fn serve(loaded: Loaded) -> ExitCode {
+    if let Err(fault) = logging::init() {
+        return fail(BAD_CONFIG, &fault);
+    }
+    for warning in &loaded.warnings {
+        tracing::warn!("configuration: {warning}");
+    }
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = loaded.config.service.worker_threads {
+        runtime.worker_threads(threads);
+    }
+    let ended = match runtime.enable_all().build() {
+        Ok(runtime) => runtime.block_on(run(loaded.config)),
+        Err(fault) => Err(fault.into()),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => {
+            tracing::error!(%fault, "stopped");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Until the broker is assembled, the HTTP door is all that runs.
+async fn run(config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let info = Info { node_id: config.service.id.clone(), storage: "embedded" };
+    let admin = Admin::bind(&config.admin, info, Arc::new(NothingYet)).await?;
+    tracing::info!(address = %admin.local_addr(), node = %config.service.id, "HTTP listens");
+    admin
+        .run(async move {
+            tokio::select! {
+                _ = interrupt.recv() => tracing::info!("stopping: interrupted"),
+                _ = terminate.recv() => tracing::info!("stopping: told to end"),
+            }
+        })
+        .await;
+    Ok(())
+}
+
+struct NothingYet;
+
+impl HealthSource for NothingYet {
+    fn components(&self) -> Vec<Component> {
+        vec![Component::down("listeners", "this build has no broker")]
+    }
+}

@@ -1,5 +1,97 @@
-//! Room 6: the HTTP door for operators.
+//! Room 6: the HTTP door for operators: `/actuator/health`, `/actuator/info`,
+//! `/actuator/prometheus`.
+//!
+//! What comes in: HTTP requests, and a [`HealthSource`] that the broker gives. What goes out:
+//! small replies made from snapshots. The broker binds it last and stops it last, so that health
+//! can be read while the node drains. Never: a lock held while a reply is written, a body larger
+//! than its bound, more connections than their bound, state of its own.
 
 mod config;
+mod connection;
+mod health;
+mod routes;
+
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+
+use crate::limits;
 
 pub use config::Config;
+pub use health::{Component, HealthSource, disk};
+
+/// What `/actuator/info` tells.
+#[derive(Clone, Debug)]
+pub struct Info {
+    pub node_id: Arc<str>,
+    /// The storage profile's name.
+    pub storage: &'static str,
+}
+
+/// Why the door could not open.
+#[derive(Debug, thiserror::Error)]
+#[error("HTTP can't listen on {address} (server.address, server.port): {fault}")]
+pub struct BindError {
+    address: SocketAddr,
+    fault: io::Error,
+}
+
+/// The door, listening; it answers while [`Admin::run`] runs.
+#[derive(Debug)]
+pub struct Admin {
+    listener: TcpListener,
+    address: SocketAddr,
+    router: axum::Router,
+}
+
+impl Admin {
+    pub async fn bind(
+        config: &Config,
+        info: Info,
+        health: Arc<dyn HealthSource>,
+    ) -> Result<Admin, BindError> {
+        let failed = |fault| BindError { address: config.bind, fault };
+        let listener = TcpListener::bind(config.bind).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Admin { listener, address, router: routes::router(config, info, health) })
+    }
+
+    /// Where it listens: the port is known even when any was asked for.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers until `stop` resolves, then lets replies under way end, for a bounded time.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) {
+        let stopping = Arc::new(Notify::new());
+        let signal = {
+            let stopping = stopping.clone();
+            async move {
+                stop.await;
+                stopping.notify_one();
+            }
+        };
+        let listener = connection::Bounded::new(self.listener, limits::ADMIN_CONNECTIONS);
+        let serve = axum::serve(listener, self.router).with_graceful_shutdown(signal);
+        let too_long = async {
+            stopping.notified().await;
+            tokio::time::sleep(Duration::from_millis(limits::ADMIN_STOP_MS)).await;
+        };
+        tokio::select! {
+            ended = serve.into_future() => {
+                if let Err(fault) = ended {
+                    tracing::error!(%fault, "the HTTP door closed");
+                }
+            }
+            () = too_long => tracing::warn!("HTTP replies under way were cut at the stop"),
+        }
+    }
+}

@@ -12,16 +12,18 @@ pub struct Config {
 pub struct EmbeddedConfig {
     /// The data folder; made when missing, taken by one process at a time.
     pub path: PathBuf,
-    pub sync: Sync,
+    pub sync: SyncMode,
     /// Size of one preallocated log segment.
     pub segment_bytes: u64,
     /// How often tables and queues are written behind the log; a restart replays what is newer.
     pub checkpoint_period: Duration,
+    /// Free space under which health says DOWN; 0: the disk is not watched.
+    pub min_free_bytes: u64,
 }
 
 /// When what is acknowledged is safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sync {
+pub enum SyncMode {
     /// After fdatasync: it survives the loss of power.
     Always,
     /// After write: it survives the end of the process, not that of the machine.

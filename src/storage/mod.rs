@@ -8,7 +8,7 @@ mod config;
 pub mod ports;
 pub mod record;
 
-pub use config::{Config, EmbeddedConfig, Sync};
+pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy, Durability,
     Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,

@@ -19,6 +19,9 @@ pub(super) const DROPPED_BY_REASON: (&str, &str) = (
     "Messages, or copies of one, that were not delivered, by why and on which side.",
 );
 
+/// What [`render`] gives, as an HTTP header says it.
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
 /// Runs before each reading of the page, to set gauges.
 pub type ScrapeHook = Arc<dyn Fn() + Send + Sync>;
 

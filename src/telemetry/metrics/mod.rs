@@ -12,7 +12,7 @@ mod export;
 mod process;
 
 pub use cells::{Counter, Gauge, Level, Timer};
-pub use export::{ScrapeHook, before_scrape, render};
+pub use export::{CONTENT_TYPE, ScrapeHook, before_scrape, render};
 
 /// One series: its family's name and help, its labels, and where its value is.
 struct Series {

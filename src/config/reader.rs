@@ -1,0 +1,173 @@
+//! Texts by key → typed values. A bad text is noted as a fault and the built-in value taken
+//! instead, so that reading goes on and all faults are found in one go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use super::fault::{Fault, Origin};
+use crate::telemetry::RateWindows;
+
+/// One key's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Given {
+    pub(super) text: String,
+    pub(super) origin: Origin,
+    /// The text when neither file nor environment say anything.
+    pub(super) built_in: String,
+}
+
+pub(super) struct Reader<'a> {
+    values: &'a BTreeMap<String, Given>,
+    /// The form of every key that was read; the manual's test compares.
+    pub(super) forms: BTreeMap<&'static str, String>,
+    pub(super) faults: Vec<Fault>,
+    pub(super) warnings: Vec<String>,
+    bad: BTreeSet<&'static str>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(values: &'a BTreeMap<String, Given>) -> Reader<'a> {
+        Reader {
+            values,
+            forms: BTreeMap::new(),
+            faults: Vec::new(),
+            warnings: Vec::new(),
+            bad: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn given(&self, key: &str) -> &'a Given {
+        self.values.get(key).expect("every key that is read stands in config/sluice.yml")
+    }
+
+    fn read<T>(
+        &mut self,
+        key: &'static str,
+        form: String,
+        parse: impl Fn(&'a str) -> Option<T>,
+    ) -> T {
+        let given = self.given(key);
+        let value = parse(given.text.trim()).unwrap_or_else(|| {
+            self.bad.insert(key);
+            self.faults.push(Fault::BadValue {
+                key: key.to_owned(),
+                value: given.text.clone(),
+                wanted: form.clone(),
+                origin: given.origin.clone(),
+            });
+            parse(given.built_in.trim()).expect("built-in values are good: a test reads them all")
+        });
+        self.forms.insert(key, form);
+        value
+    }
+
+    pub(super) fn number(
+        &mut self,
+        key: &'static str,
+        unit: &str,
+        range: RangeInclusive<u64>,
+    ) -> u64 {
+        let form = format!("{unit}, {} to {}", range.start(), range.end());
+        self.read(key, form, |text| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = if digits { text.parse().ok()? } else { return None };
+            range.contains(&number).then_some(number)
+        })
+    }
+
+    /// As `number`, with 0 for "no limit".
+    pub(super) fn limit(&mut self, key: &'static str, unit: &str, max: u64) -> Option<u64> {
+        Some(self.number(key, unit, 0..=max)).filter(|limit| *limit > 0)
+    }
+
+    pub(super) fn size(
+        &mut self,
+        key: &'static str,
+        unit: &str,
+        range: RangeInclusive<u64>,
+    ) -> usize {
+        let number = self.number(key, unit, range);
+        usize::try_from(number).unwrap_or(usize::MAX)
+    }
+
+    pub(super) fn short(&mut self, key: &'static str, unit: &str, least: u16) -> u16 {
+        let number = self.number(key, unit, u64::from(least)..=u64::from(u16::MAX));
+        u16::try_from(number).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn flag(&mut self, key: &'static str) -> bool {
+        self.read(key, "true or false".into(), |text| match text.to_ascii_lowercase().as_str() {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        })
+    }
+
+    /// One of `choices`, whatever its case; gives its number.
+    pub(super) fn choice(&mut self, key: &'static str, choices: &[&str]) -> usize {
+        let form = match choices {
+            [one] => (*one).to_owned(),
+            [others @ .., last] => format!("{} or {last}", others.join(", ")),
+            [] => String::new(),
+        };
+        let find = |text: &str| choices.iter().position(|choice| choice.eq_ignore_ascii_case(text));
+        self.read(key, form, find)
+    }
+
+    /// `None` when empty.
+    pub(super) fn text(&mut self, key: &'static str) -> Option<&'a str> {
+        self.read(key, "text".into(), |text| Some((!text.is_empty()).then_some(text)))
+    }
+
+    pub(super) fn folder(&mut self, key: &'static str) -> &'a str {
+        self.read(key, "folder".into(), |text| (!text.is_empty()).then_some(text))
+    }
+
+    pub(super) fn address(&mut self, key: &'static str) -> IpAddr {
+        self.read(key, "IP address".into(), |text| {
+            let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+            match text {
+                "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+                _ => bare.unwrap_or(text).parse().ok(),
+            }
+        })
+    }
+
+    pub(super) fn rate(&mut self, key: &'static str) -> RateWindows {
+        let form = "messages:seconds,messages:seconds,…".into();
+        self.read(key, form, RateWindows::parse)
+    }
+
+    /// Names out of `known`, or `*` for all; tells for each whether it is there.
+    pub(super) fn names<const N: usize>(
+        &mut self,
+        key: &'static str,
+        known: [&str; N],
+    ) -> [bool; N] {
+        let form = format!("names out of {}, or *", known.join(", "));
+        self.read(key, form, |text| {
+            if text == "*" {
+                return Some([true; N]);
+            }
+            let mut there = [false; N];
+            for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+                there[known.iter().position(|known| *known == name)?] = true;
+            }
+            Some(there)
+        })
+    }
+
+    /// Notes that values contradict each other, unless one of them is faulty itself.
+    pub(super) fn contradiction(&mut self, keys: &[&'static str], text: &str) {
+        if keys.iter().any(|key| self.bad.contains(key)) {
+            return;
+        }
+        let values = keys.iter().map(|key| {
+            let given = self.given(key);
+            format!("{key} = {:?} (from {})", given.text, given.origin)
+        });
+        let values = values.collect::<Vec<String>>().join(", ");
+        self.faults.push(Fault::Contradiction(format!("{values}: {text}")));
+    }
+}
