@@ -4,6 +4,7 @@
 //! `ports` says. Never: knowledge of a socket, a trie or a session task. Nothing above this room
 //! knows which backend is used; `contract` runs the same cases on each.
 
+pub mod embedded;
 pub mod ports;
 pub mod record;
 

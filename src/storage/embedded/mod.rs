@@ -1,0 +1,3 @@
+//! The embedded profile: everything of one node in one folder, no service needed.
+
+pub mod wal;
