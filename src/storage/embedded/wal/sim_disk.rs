@@ -49,6 +49,8 @@ struct State {
     random: Random,
     syncs: u64,
     trace: Vec<SimOp>,
+    /// The disk after the power failed.
+    image: Option<SimDisk>,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +61,8 @@ struct Faults {
     syncs: u64,
     bytes_max: Option<u64>,
     sync_takes: Duration,
+    /// Changes until the power fails.
+    crash_in: Option<u64>,
 }
 
 /// Lives as long as a name or an open file refers to it. Locked after the state.
@@ -87,10 +91,10 @@ enum NameOp {
 
 /// SplitMix64: small, seedable, good enough to choose what is lost.
 #[derive(Clone, Copy, Debug)]
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -98,7 +102,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 }
@@ -161,6 +165,37 @@ impl State {
         self.names.values().map(|inode| inode.lock().data.len() as u64).sum()
     }
 
+    fn crash(&mut self) -> SimDisk {
+        let mut random = Random(self.random.next());
+        let mut names = self.lasting_names.clone();
+        let kept = random.below(self.name_ops.len() as u64 + 1) as usize;
+        self.name_ops[..kept].iter().for_each(|op| apply(&mut names, op));
+        let after = SimDisk::new(random.next());
+        let mut new = after.state.lock();
+        for (name, inode) in names {
+            let mut inode = inode.lock().clone();
+            inode.lose(&mut random);
+            inode.data.clone_from(&inode.lasting);
+            let inode = Arc::new(Mutex::new(inode));
+            new.names.insert(name.clone(), Arc::clone(&inode));
+            new.lasting_names.insert(name, inode);
+        }
+        drop(new);
+        after
+    }
+
+    /// Called before each change.
+    fn tick(&mut self) {
+        match self.faults.crash_in {
+            Some(0) => {
+                self.faults.crash_in = None;
+                self.image = Some(self.crash());
+            }
+            Some(left) => self.faults.crash_in = Some(left - 1),
+            None => {}
+        }
+    }
+
     fn find(&self, name: &str) -> io::Result<SharedInode> {
         self.names.get(name).cloned().ok_or(io::ErrorKind::NotFound.into())
     }
@@ -202,6 +237,7 @@ impl SimDisk {
             random: Random(seed),
             syncs: 0,
             trace: Vec::new(),
+            image: None,
         };
         SimDisk { state: Arc::new(Mutex::new(state)) }
     }
@@ -215,24 +251,19 @@ impl SimDisk {
     /// This one lives on, so that whoever still writes to it disturbs nothing.
     #[must_use]
     pub fn crash(&self) -> SimDisk {
-        let mut state = self.state.lock();
-        let seed = state.random.next();
-        let mut random = Random(seed);
-        let mut names = state.lasting_names.clone();
-        let kept = random.below(state.name_ops.len() as u64 + 1) as usize;
-        state.name_ops[..kept].iter().for_each(|op| apply(&mut names, op));
-        let after = SimDisk::new(random.next());
-        let mut new = after.state.lock();
-        for (name, inode) in names {
-            let mut inode = inode.lock().clone();
-            inode.lose(&mut random);
-            inode.data.clone_from(&inode.lasting);
-            let inode = Arc::new(Mutex::new(inode));
-            new.names.insert(name.clone(), Arc::clone(&inode));
-            new.lasting_names.insert(name, inode);
-        }
-        drop(new);
-        after
+        self.state.lock().crash()
+    }
+
+    /// Lets the power fail just before the change (write, sync, or change of names) after
+    /// `changes` more. What the disk is then, `crashed` gives; this one goes on as if nothing
+    /// had happened.
+    pub fn crash_in(&self, changes: u64) {
+        self.state.lock().faults.crash_in = Some(changes);
+    }
+
+    /// The disk after the power failed, once that has happened.
+    pub fn crashed(&self) -> Option<SimDisk> {
+        self.state.lock().image.clone()
     }
 
     /// The next `count` writes fail and change nothing.
@@ -299,6 +330,7 @@ impl Disk for SimDisk {
 
     fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.state.lock();
+        state.tick();
         state.room_for(bytes)?;
         let data = vec![0; bytes as usize];
         let pending = vec![Change::Len(data.len())];
@@ -316,6 +348,7 @@ impl Disk for SimDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.state.lock();
+        state.tick();
         state.find(from)?;
         state.change(NameOp::Renamed(from.into(), to.into()));
         state.record(SimOp::Rename(to.into()));
@@ -324,6 +357,7 @@ impl Disk for SimDisk {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut state = self.state.lock();
+        state.tick();
         state.find(name)?;
         state.change(NameOp::Removed(name.into()));
         state.record(SimOp::Remove(name.into()));
@@ -332,6 +366,7 @@ impl Disk for SimDisk {
 
     fn sync_dir(&self) -> io::Result<()> {
         let mut state = self.state.lock();
+        state.tick();
         state.lasting_names = state.names.clone();
         state.name_ops.clear();
         state.record(SimOp::SyncDir);
@@ -353,6 +388,7 @@ impl DiskFile for SimFile {
     fn write_at(&self, parts: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
         let mut bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
         let mut state = self.disk.state.lock();
+        state.tick();
         if state.faults.writes > 0 {
             state.faults.writes -= 1;
             return Err(io::Error::other("simulated write fault"));
@@ -388,6 +424,7 @@ impl DiskFile for SimFile {
             std::thread::sleep(takes);
         }
         let mut state = self.disk.state.lock();
+        state.tick();
         if state.faults.syncs > 0 {
             state.faults.syncs -= 1;
             self.inode.lock().lose(&mut state.random);
@@ -404,7 +441,8 @@ impl DiskFile for SimFile {
     }
 
     fn grow(&self, bytes: u64) -> io::Result<()> {
-        let state = self.disk.state.lock();
+        let mut state = self.disk.state.lock();
+        state.tick();
         let len = self.len()?;
         if bytes > len {
             state.room_for(bytes - len)?;
@@ -414,6 +452,7 @@ impl DiskFile for SimFile {
     }
 
     fn truncate(&self, bytes: u64) -> io::Result<()> {
+        self.disk.state.lock().tick();
         let mut inode = self.inode.lock();
         inode.resize(bytes as usize);
         inode.sync();
