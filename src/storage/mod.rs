@@ -4,12 +4,16 @@
 //! `ports` says. Never: knowledge of a socket, a trie or a session task. Nothing above this room
 //! knows which backend is used; `contract` runs the same cases on each.
 
+pub mod contract;
 pub mod embedded;
+pub mod memory;
 pub mod ports;
 pub mod record;
 
+pub use embedded::{Embedded, EmbeddedConfig, Stores};
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, Durability,
+    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
+    Durability,
     Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
     QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
     Table, TokenBucket,

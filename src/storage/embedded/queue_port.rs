@@ -34,7 +34,7 @@ impl AppendSink for Told {
     fn settled(&self, _ticket: u64, outcome: AppendOutcome) {
         if let Some(waiting) = self.0.lock().take() {
             // The caller may have stopped waiting; the queue is open all the same.
-            drop(waiting.send(outcome));
+            waiting.send(outcome).ok();
         }
     }
 }

@@ -129,8 +129,28 @@ fn run(
     every: Duration,
     driver: Driver,
 ) -> Result<Runner, StorageError> {
-    let work = move || drop(checkpointer.pass(false));
-    todo_runner(work, every, driver)
+    match driver {
+        Driver::Thread => {
+            let builder = std::thread::Builder::new().name("sluice-checkpoint".into());
+            let work = move || {
+                while !checkpointer.kick.stopped() {
+                    checkpointer.kick.wait(every);
+                    if !checkpointer.kick.stopped() {
+                        drop(checkpointer.pass(false));
+                    }
+                }
+            };
+            let spawned = builder.spawn(work);
+            let text = |error| StorageError::Unavailable(format!("no thread to be had: {error}"));
+            spawned.map(Runner::Thread).map_err(text)
+        }
+        Driver::Task => Ok(Runner::Task(tokio::spawn(async move {
+            while !checkpointer.kick.stopped() {
+                drop(tokio::time::timeout(every, checkpointer.kick.task.notified()).await);
+                drop(checkpointer.pass(false));
+            }
+        }))),
+    }
 }
 
 fn recover(
@@ -151,6 +171,11 @@ fn recover(
     let applied = checkpoint.applied;
     let from = applied.min(checkpoint.committed);
     let wal = Wal::open(disk, config.wal.clone(), from, &mut |offset, kind, head, body| {
+        if known.is_none() {
+            // The two are tied together before the first record enters the log.
+            let text = format!("the log has a record at {offset}, but there is no state folder");
+            return Err(StorageError::Damaged(text));
+        }
         if offset < applied {
             return Ok(());
         }

@@ -9,6 +9,7 @@ mod driver;
 mod format;
 mod lock;
 mod prepare;
+mod read_on;
 mod real_disk;
 mod recover;
 mod scan;
@@ -42,6 +43,10 @@ pub use types::{Applier, Driver, Frame, FrameKind, Live, SegmentInfo, SyncMode, 
 
 /// Takes each frame that recovery finds, in order: offset, kind, head, body.
 pub type Replay<'a> = &'a mut dyn FnMut(u64, FrameKind, Bytes, Bytes) -> Result<(), StorageError>;
+
+/// Takes a frame that was read back (offset, kind, head, body), or refuses it with `false`.
+pub type Visit<'a> =
+    &'a mut dyn FnMut(u64, FrameKind, &Bytes, Bytes) -> Result<bool, StorageError>;
 
 /// The log; clones are handles to the same one. When the last handle goes, the log stops.
 #[derive(Clone, Debug)]
@@ -137,6 +142,12 @@ impl Wal {
     /// Reads a frame back, from whichever segment holds it. Blocks on the medium.
     pub fn read(&self, offset: u64) -> Result<(FrameKind, Bytes, Bytes), StorageError> {
         self.inner.segments.read(offset)
+    }
+
+    /// Reads frames in order, from the one at or behind `from` up to `to`, until `visit` refuses
+    /// one. Where the next read goes on: at the refused frame, or at `to`. Blocks on the medium.
+    pub fn scan(&self, from: u64, to: u64, visit: Visit<'_>) -> Result<u64, StorageError> {
+        self.inner.segments.scan(from, to, visit)
     }
 
     /// Everything settled so far is below. Never goes back, not over a restart either.

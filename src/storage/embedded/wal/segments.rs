@@ -158,7 +158,7 @@ impl Segments {
         Ok((kind, head, data.slice(header.head_len as usize..)))
     }
 
-    fn file_at(&self, offset: u64) -> Result<(u64, u64, Arc<dyn DiskFile>), StorageError> {
+    pub(super) fn file_at(&self, offset: u64) -> Result<(u64, u64, Arc<dyn DiskFile>), StorageError> {
         let mut list = self.list.lock();
         let index = list.segments.partition_point(|segment| segment.base <= offset);
         let log_end = self.end();
@@ -182,7 +182,12 @@ impl Segments {
         Ok((base, end.min(log_end), file))
     }
 
-    fn no_read(&self, base: u64, error: &io::Error) -> StorageError {
+    /// Names a segment's file in a message.
+    pub(super) fn file_place(&self, base: u64) -> String {
+        format!("{}/{}", self.disk.place(), format::file_name(base))
+    }
+
+    pub(super) fn no_read(&self, base: u64, error: &io::Error) -> StorageError {
         self.failed("cannot read", base, error)
     }
 

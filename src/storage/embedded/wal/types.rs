@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::storage::{Batch, Row};
+use crate::storage::{Batch, LogItem, Row};
 
 /// What a frame holds. The number stands on disk; an unknown one is refused as damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +16,8 @@ pub enum FrameKind {
     Rows = 3,
     Received = 4,
     IdRun = 5,
+    QueueOpen = 6,
+    QueueRemove = 7,
 }
 
 impl FrameKind {
@@ -27,7 +29,9 @@ impl FrameKind {
             3 => Some(FrameKind::Rows),
             4 => Some(FrameKind::Received),
             5 => Some(FrameKind::IdRun),
-            0 | 6..=u8::MAX => None,
+            6 => Some(FrameKind::QueueOpen),
+            7 => Some(FrameKind::QueueRemove),
+            0 | 8..=u8::MAX => None,
         }
     }
 }
@@ -48,6 +52,8 @@ pub struct Frame {
 #[derive(Clone, Debug)]
 pub enum Live {
     Batch(Arc<Batch>),
+    /// A direct frame as the consumer will get it.
+    Direct(LogItem),
     Rows(Arc<[Row]>),
 }
 
@@ -60,6 +66,9 @@ pub trait Applier: Send {
 
     /// All frames below `end` were applied; their sinks settle next.
     fn group_end(&mut self, end: u64);
+
+    /// All sinks of the frames below `end` were told.
+    fn group_settled(&mut self, end: u64);
 }
 
 /// When the log asks the medium to make writes last.

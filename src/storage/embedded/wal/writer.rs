@@ -215,6 +215,7 @@ impl Writer {
             offset += submission.header(0).frame_len();
             submission.reply.settle(AppendOutcome::Stored(position));
         }
+        applier.group_settled(end);
     }
 
     fn write_staged(&mut self) -> Result<(), WriteFailed> {
