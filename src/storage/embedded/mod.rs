@@ -24,6 +24,8 @@ mod records;
 mod retention;
 mod start;
 mod tables;
+#[cfg(test)]
+mod tests;
 pub mod wal;
 
 use std::sync::Arc;

@@ -111,6 +111,14 @@ impl MemoryProjection {
         state.unsynced.clear();
     }
 
+    /// What it holds now, in a projection of its own: what happens to this one changes nothing
+    /// there.
+    #[must_use]
+    pub fn copy(&self) -> MemoryProjection {
+        let image = self.state.lock().image.clone();
+        MemoryProjection { state: Mutex::new(MemoryState { image, ..MemoryState::default() }) }
+    }
+
     /// Batches that a loss of power may take.
     pub fn unsynced(&self) -> usize {
         self.state.lock().unsynced.len()

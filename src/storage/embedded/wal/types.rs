@@ -68,7 +68,7 @@ pub trait Applier: Send {
     fn group_end(&mut self, end: u64);
 
     /// All sinks of the frames below `end` were told.
-    fn group_settled(&mut self, end: u64);
+    fn group_settled(&mut self, _end: u64) {}
 }
 
 /// When the log asks the medium to make writes last.
