@@ -239,7 +239,7 @@ impl Parts {
     async fn enqueue(&self, queued: Vec<(QueueAppend, Option<Arc<Outbox>>)>) {
         let (appends, outboxes): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
         let appended = loop {
-            match self.queues.append(&appends).await {
+            match self.queues.append(appends.clone()).await {
                 Ok(appended) => break appended,
                 Err(error) => {
                     tracing::warn!(%error, "device queues refuse; trying again");

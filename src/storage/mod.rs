@@ -5,12 +5,16 @@
 //! knows which backend is used; `contract` runs the same cases on each.
 
 mod config;
+pub mod contract;
+pub mod embedded;
 pub mod ports;
 pub mod record;
 
 pub use config::{Config, EmbeddedConfig, SyncMode};
+pub use embedded::{Embedded, EmbeddedConfig as EmbeddedSettings, Stores, Window};
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy, Durability,
+    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
+    Durability,
     Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
     QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
     Table, TokenBucket,

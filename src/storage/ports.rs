@@ -318,10 +318,10 @@ pub trait DeviceQueues: Send + Sync {
     ) -> BoxFuture<'_, Result<QueueState, StorageError>>;
 
     /// Appends runs for many queues; the answers stand in the same order.
-    fn append<'a>(
-        &'a self,
-        appends: &'a [QueueAppend],
-    ) -> BoxFuture<'a, Result<Vec<Appended>, StorageError>>;
+    fn append(
+        &self,
+        appends: Vec<QueueAppend>,
+    ) -> BoxFuture<'_, Result<Vec<Appended>, StorageError>>;
 
     /// Up to `max_messages` and about `max_bytes` (at least one message) above `after`.
     fn read(

@@ -1,0 +1,201 @@
+//! Opening: lock the folder, load what the checkpoint covers, replay the log above it, start the
+//! threads.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::applier::{Machine, replay};
+use super::bucket::LocalBucket;
+use super::checkpoint::{Checkpointer, Kick, Progress};
+use super::feed::Feed;
+use super::fjall_state::FjallState;
+use super::format::read_key;
+use super::projection::{Changes, MemoryProjection, Projection, Space};
+use super::publish::PublishPort;
+use super::queue_port::QueuePort;
+use super::queues::Queues;
+use super::records::{CHECKPOINT_KEY, Checkpoint, read_queue};
+use super::tables::{TablePort, Tables};
+use super::wal::{Disk, Driver, FolderLock, RealDisk, Wal};
+use super::{Blocking, Embedded, EmbeddedConfig, Runner, Stores};
+use crate::storage::StorageError;
+
+/// What was read and replayed, before anything runs.
+struct Recovered {
+    wal: Wal,
+    tables: Arc<Tables>,
+    queues: Arc<Queues>,
+    checkpoint: Checkpoint,
+}
+
+impl Embedded {
+    /// Opens the folder, making it if it is missing. A second process is refused.
+    pub fn open(path: &Path, config: EmbeddedConfig) -> Result<(Self, Stores), StorageError> {
+        let lock = FolderLock::take(path)?;
+        let state = FjallState::open(&path.join("state"), config.cache_bytes)?;
+        let disk = RealDisk::open(&path.join("log"))?;
+        let (embedded, stores) = build(disk, Arc::new(state), config, Driver::Thread)?;
+        *embedded.lock.lock() = Some(lock);
+        Ok((embedded, stores))
+    }
+
+    /// The same over a simulated medium, run by tasks of the current runtime.
+    pub fn simulated(
+        disk: Arc<dyn Disk>,
+        projection: Arc<MemoryProjection>,
+        config: EmbeddedConfig,
+    ) -> Result<(Self, Stores), StorageError> {
+        build(disk, projection, config, Driver::Task)
+    }
+}
+
+fn build(
+    disk: Arc<dyn Disk>,
+    projection: Arc<dyn Projection>,
+    config: EmbeddedConfig,
+    driver: Driver,
+) -> Result<(Embedded, Stores), StorageError> {
+    let Recovered { wal, tables, queues, checkpoint } = recover(disk, &*projection, &config)?;
+    let end = wal.end();
+    let Checkpoint { committed, state, .. } = checkpoint.clone();
+    let feed = Arc::new(Feed::new(config.feed(), wal.incarnation(), committed, state, end));
+    let kick = Arc::new(Kick::new(config.hot_bytes));
+    let applied = Arc::new(AtomicU64::new(end));
+    let blocking = match driver {
+        Driver::Thread => Blocking::Pool,
+        Driver::Task => Blocking::Inline,
+    };
+    let trouble = Arc::new(Mutex::new(None));
+    let machine = Machine {
+        tables: Arc::clone(&tables),
+        queues: Arc::clone(&queues),
+        feed: Arc::clone(&feed),
+        applied: Arc::clone(&applied),
+        fresh: Vec::new(),
+        kick: Arc::clone(&kick),
+    };
+    let stores = Stores {
+        log: Arc::new(PublishPort {
+            wal: wal.clone(),
+            feed: Arc::clone(&feed),
+            tables: Arc::clone(&tables),
+            blocking,
+            loaded_below: end,
+            trouble: Arc::clone(&trouble),
+        }),
+        tables: Arc::new(TablePort {
+            tables: Arc::clone(&tables),
+            wal: wal.clone(),
+            projection: Arc::clone(&projection),
+        }),
+        queues: Arc::new(QueuePort {
+            queues: Arc::clone(&queues),
+            wal: wal.clone(),
+            projection: Arc::clone(&projection),
+            blocking,
+            kick: Arc::clone(&kick),
+        }),
+        bucket: Arc::new(LocalBucket::new(&config.bucket)),
+    };
+    let progress = Progress { last: checkpoint, synced: Instant::now(), unsynced: false };
+    let checkpointer = Arc::new(Checkpointer {
+        projection,
+        tables,
+        queues,
+        feed,
+        wal: wal.clone(),
+        applied,
+        kick,
+        trouble,
+        sync_every: config.sync_every,
+        retain_bytes: config.retain_bytes,
+        progress: Mutex::new(progress),
+    });
+    wal.start(Box::new(machine), driver);
+    let runner = run(Arc::clone(&checkpointer), config.checkpoint_every, driver)?;
+    let embedded =
+        Embedded { checkpointer, runner: Mutex::new(Some(runner)), lock: Mutex::new(None) };
+    Ok((embedded, stores))
+}
+
+/// The checkpoint's own loop; errors are told by `trouble` and tried again by the next pass.
+fn run(
+    checkpointer: Arc<Checkpointer>,
+    every: Duration,
+    driver: Driver,
+) -> Result<Runner, StorageError> {
+    match driver {
+        Driver::Thread => {
+            let builder = std::thread::Builder::new().name("sluice-checkpoint".into());
+            let work = move || {
+                while !checkpointer.kick.stopped() {
+                    checkpointer.kick.wait(every);
+                    if !checkpointer.kick.stopped() {
+                        drop(checkpointer.pass(false));
+                    }
+                }
+            };
+            let spawned = builder.spawn(work);
+            let text = |error| StorageError::Unavailable(format!("no thread to be had: {error}"));
+            spawned.map(Runner::Thread).map_err(text)
+        }
+        Driver::Task => Ok(Runner::Task(tokio::spawn(async move {
+            while !checkpointer.kick.stopped() {
+                drop(tokio::time::timeout(every, checkpointer.kick.task.notified()).await);
+                drop(checkpointer.pass(false));
+            }
+        }))),
+    }
+}
+
+fn recover(
+    disk: Arc<dyn Disk>,
+    projection: &dyn Projection,
+    config: &EmbeddedConfig,
+) -> Result<Recovered, StorageError> {
+    let found = projection.get(Space::Meta, CHECKPOINT_KEY)?;
+    let known = found.as_deref().map(Checkpoint::decode).transpose()?;
+    let tables = Arc::new(Tables::new());
+    let ttl_ms = u64::try_from(config.queue_ttl.as_millis()).unwrap_or(u64::MAX);
+    let queues = Arc::new(Queues::new(config.queue_limit, ttl_ms));
+    projection.scan(Space::Queues, &[], &[], &mut |key, record| {
+        queues.adopt(read_key(key)?, read_queue(record)?);
+        Ok(true)
+    })?;
+    let checkpoint = known.clone().unwrap_or_default();
+    let applied = checkpoint.applied;
+    let from = applied.min(checkpoint.committed);
+    let wal = Wal::open(disk, config.wal.clone(), from, &mut |offset, kind, head, body| {
+        if known.is_none() {
+            // The two are tied together before the first record enters the log.
+            let text = format!("the log has a record at {offset}, but there is no state folder");
+            return Err(StorageError::Damaged(text));
+        }
+        if offset < applied {
+            return Ok(());
+        }
+        replay(&tables, &queues, offset, kind, &head, &body)
+    })?;
+    if known.as_ref().is_some_and(|known| known.log != wal.incarnation()) {
+        let text = "the log and the state folder belong to different histories: one of them was \
+                    deleted or replaced";
+        return Err(StorageError::Damaged(text.into()));
+    }
+    if !checkpoint.clean {
+        queues.recovered();
+    }
+    // From here on the state is not an orderly stop's any more; and a log is tied to its state
+    // before the first record enters it.
+    let log = wal.incarnation();
+    let checkpoint = Checkpoint { log, clean: false, ..checkpoint };
+    let mut changes = Changes::default();
+    changes.put(Space::Meta, CHECKPOINT_KEY.to_vec(), checkpoint.encode());
+    projection.commit(changes)?;
+    projection.sync()?;
+    Ok(Recovered { wal, tables, queues, checkpoint })
+}

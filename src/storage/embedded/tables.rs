@@ -1,0 +1,182 @@
+//! The `ChangeLog`: rows go through the log, are applied on the log's thread, and wait in memory
+//! only until the next checkpoint has written them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::format::{TABLES, rows_frame};
+use super::projection::{Changes, Projection, Space};
+use super::records::{read_row, row_record};
+use super::wal::{Frame, FrameKind, Live, Wal};
+use crate::storage::{
+    AppendSink, ChangeLog, Durability, Follower, Position, Row, StorageError, Table,
+};
+
+type Dirty = HashMap<Bytes, (u64, Option<Bytes>), ahash::RandomState>;
+
+#[derive(Default)]
+struct TableState {
+    /// Newer than the projection.
+    dirty: Dirty,
+    /// On its way into the projection.
+    flushing: Arc<Dirty>,
+    follower: Option<Arc<dyn Follower>>,
+}
+
+impl fmt::Debug for TableState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TableState({} dirty)", self.dirty.len())
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Tables {
+    tables: [Mutex<TableState>; 6],
+    /// Bytes of rows that are newer than the projection.
+    dirty_bytes: AtomicU64,
+}
+
+fn place(table: Table) -> usize {
+    table as usize - 1
+}
+
+fn row_bytes(key: &Bytes, value: Option<&Bytes>) -> u64 {
+    (key.len() + value.map_or(0, Bytes::len) + 64) as u64
+}
+
+impl Tables {
+    pub(super) fn new() -> Self {
+        Self { tables: Default::default(), dirty_bytes: AtomicU64::new(0) }
+    }
+
+    pub(super) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Remembers a durable row for the next checkpoint.
+    pub(super) fn keep(&self, offset: u64, row: &Row) {
+        // Copied: a row is a slice of its put, which it would otherwise keep alive as a whole.
+        let key = Bytes::copy_from_slice(&row.key);
+        let value = row.value.as_ref().map(|value| Bytes::copy_from_slice(value));
+        self.dirty_bytes.fetch_add(row_bytes(&key, value.as_ref()), Ordering::Relaxed);
+        self.tables[place(row.table)].lock().dirty.insert(key, (offset, value));
+    }
+
+    /// Tells the table's follower.
+    pub(super) fn tell(&self, offset: u64, row: &Row) {
+        let follower = self.tables[place(row.table)].lock().follower.clone();
+        if let Some(follower) = follower {
+            follower.apply(Position { partition: 0, offset }, row);
+        }
+    }
+
+    pub(super) fn set_follower(&self, table: Table, follower: Arc<dyn Follower>) {
+        self.tables[place(table)].lock().follower = Some(follower);
+    }
+
+    /// Takes what is dirty for a checkpoint; [`Self::flushed`] says how it went.
+    pub(super) fn flush(&self) -> Vec<(Table, Arc<Dirty>)> {
+        let mut taken = Vec::new();
+        for table in TABLES {
+            let mut state = self.tables[place(table)].lock();
+            if !state.dirty.is_empty() {
+                state.flushing = Arc::new(std::mem::take(&mut state.dirty));
+                taken.push((table, Arc::clone(&state.flushing)));
+            }
+        }
+        taken
+    }
+
+    pub(super) fn changes(table: Table, dirty: &Dirty) -> Changes {
+        let mut changes = Changes::default();
+        for (key, (offset, value)) in dirty {
+            match value {
+                Some(value) => {
+                    changes.put(Space::Table(table), key.to_vec(), row_record(*offset, value));
+                }
+                None => changes.delete(Space::Table(table), key.to_vec()),
+            }
+        }
+        changes
+    }
+
+    pub(super) fn flushed(&self, table: Table, dirty: &Arc<Dirty>, stored: bool) {
+        let mut state = self.tables[place(table)].lock();
+        state.flushing = Arc::default();
+        let mut bytes = 0;
+        for (key, row) in dirty.iter() {
+            let newer = state.dirty.contains_key(key);
+            if stored || newer {
+                bytes += row_bytes(key, row.1.as_ref());
+            } else {
+                state.dirty.insert(key.clone(), row.clone());
+            }
+        }
+        self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn load(
+        &self,
+        projection: &dyn Projection,
+        table: Table,
+        visit: &mut dyn FnMut(Position, &[u8], &[u8]),
+    ) -> Result<(), StorageError> {
+        let (dirty, flushing) = {
+            let state = self.tables[place(table)].lock();
+            (state.dirty.clone(), Arc::clone(&state.flushing))
+        };
+        let newest = |key: &[u8]| dirty.get(key).or_else(|| flushing.get(key));
+        let at = |offset| Position { partition: 0, offset };
+        projection.scan(Space::Table(table), &[], &[], &mut |key, record| {
+            if newest(key).is_none() {
+                let (offset, value) = read_row(record)?;
+                visit(at(offset), key, value);
+            }
+            Ok(true)
+        })?;
+        let older = flushing.iter().filter(|(key, _)| !dirty.contains_key(*key));
+        for (key, (offset, value)) in dirty.iter().chain(older) {
+            if let Some(value) = value {
+                visit(at(*offset), key, value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The port: the tables, the log they go through, and the projection they are loaded from.
+#[derive(Debug)]
+pub(super) struct TablePort {
+    pub(super) tables: Arc<Tables>,
+    pub(super) wal: Wal,
+    pub(super) projection: Arc<dyn Projection>,
+}
+
+impl ChangeLog for TablePort {
+    /// Relaxed rows take their place in the log like all others, so that their positions are
+    /// unique and in order with durable rows of the same key; a recovery passes over them.
+    fn put(&self, rows: Vec<Row>, durability: Durability, sink: Arc<dyn AppendSink>, ticket: u64) {
+        let relaxed = durability == Durability::Relaxed;
+        let (head, body) = rows_frame(&rows, relaxed);
+        let live = Some(Live::Rows(rows.into()));
+        let frame = Frame { kind: FrameKind::Rows, head, body, live };
+        self.wal.submit(frame, durability, sink, ticket);
+    }
+
+    fn load(
+        &self,
+        table: Table,
+        visit: &mut dyn FnMut(Position, &[u8], &[u8]),
+    ) -> Result<(), StorageError> {
+        self.tables.load(&*self.projection, table, visit)
+    }
+
+    fn follow(&self, table: Table, follower: Arc<dyn Follower>) {
+        self.tables.set_follower(table, follower);
+    }
+}
