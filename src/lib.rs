@@ -15,6 +15,7 @@
 //! * [`listener`] (5) accept, permits, sockets
 //! * [`admin`] (6) HTTP for operators
 //! * [`config`] (7) YAML and environment → each room's `Config`
+//! * [`broker`] (8) assembly and drain order
 //!
 //! Imports go only to a lower number; rooms of one number never import each other. Downwards one
 //! calls a handle, upwards one emits an event on a bounded channel. `tests/tidy.rs` holds this.
@@ -40,3 +41,5 @@ pub mod listener;
 pub mod admin;
 
 pub mod config;
+
+pub mod broker;

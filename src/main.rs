@@ -5,10 +5,9 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use sluice::admin::{Admin, Component, HealthSource, Info};
+use sluice::broker::Broker;
 use sluice::config::{self, Config, Loaded};
 use sluice::telemetry::logging;
 use tokio::signal::unix::{SignalKind, signal};
@@ -94,28 +93,14 @@ fn serve(loaded: Loaded) -> ExitCode {
     }
 }
 
-/// Until the broker is assembled, the HTTP door is all that runs.
 async fn run(config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let info = Info { node_id: config.service.id.clone(), storage: "embedded" };
-    let admin = Admin::bind(&config.admin, info, Arc::new(NothingYet)).await?;
-    tracing::info!(address = %admin.local_addr(), node = %config.service.id, "HTTP listens");
-    admin
-        .run(async move {
-            tokio::select! {
-                _ = interrupt.recv() => tracing::info!("stopping: interrupted"),
-                _ = terminate.recv() => tracing::info!("stopping: told to end"),
-            }
-        })
-        .await;
-    Ok(())
-}
-
-struct NothingYet;
-
-impl HealthSource for NothingYet {
-    fn components(&self) -> Vec<Component> {
-        vec![Component::down("listeners", "this build has no broker")]
-    }
+    let asked = async move {
+        tokio::select! {
+            _ = interrupt.recv() => tracing::info!("stopping: interrupted"),
+            _ = terminate.recv() => tracing::info!("stopping: told to end"),
+        }
+    };
+    Broker::start(config).await?.run_until(asked).await
 }

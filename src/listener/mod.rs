@@ -1,5 +1,10 @@
-//! Room 5: accepts connections and hands each, with its permit, to a session.
+//! Room 5: sockets. Accepts connections and hands each, with its permit, to a session.
+//!
+//! What comes in: connections on bound ports. What goes out: a stream with its options set, given
+//! to a new session task. Who calls: the broker binds and starts it. Never: a look into a packet.
 
 mod config;
+mod tcp;
 
 pub use config::{Config, TcpConfig};
+pub use tcp::{BindError, Tcp};

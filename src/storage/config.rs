@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use super::embedded::wal::SyncMode;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub embedded: EmbeddedConfig,
@@ -19,13 +21,4 @@ pub struct EmbeddedConfig {
     pub checkpoint_period: Duration,
     /// Free space under which health says DOWN; 0: the disk is not watched.
     pub min_free_bytes: u64,
-}
-
-/// When what is acknowledged is safe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncMode {
-    /// After fdatasync: it survives the loss of power.
-    Always,
-    /// After write: it survives the end of the process, not that of the machine.
-    Never,
 }

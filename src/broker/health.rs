@@ -1,0 +1,53 @@
+//! What `/actuator/health` tells of this node.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::admin::{Component, HealthSource, disk};
+use crate::config::Config;
+use crate::storage::PublishLog;
+
+/// Read at each request; nothing is kept up for it.
+#[derive(Clone)]
+pub(super) struct Health {
+    listening: Arc<AtomicBool>,
+    log: Arc<dyn PublishLog>,
+    folder: PathBuf,
+    min_free_bytes: u64,
+}
+
+impl Health {
+    pub(super) fn new(config: &Config, log: Arc<dyn PublishLog>) -> Self {
+        let embedded = &config.storage.embedded;
+        Self {
+            listening: Arc::default(),
+            log,
+            folder: embedded.path.clone(),
+            min_free_bytes: embedded.min_free_bytes,
+        }
+    }
+
+    pub(super) fn set_listening(&self, listening: bool) {
+        self.listening.store(listening, Ordering::Relaxed);
+    }
+}
+
+impl HealthSource for Health {
+    fn components(&self) -> Vec<Component> {
+        let listeners = if self.listening.load(Ordering::Relaxed) {
+            Component::up("listeners")
+        } else {
+            Component::down("listeners", "not listening")
+        };
+        let storage = match self.log.trouble() {
+            None => Component::up("storage"),
+            Some(trouble) => Component::down("storage", trouble),
+        };
+        let mut components = vec![listeners, storage];
+        if self.min_free_bytes > 0 {
+            components.push(disk(&self.folder, self.min_free_bytes));
+        }
+        components
+    }
+}
