@@ -11,6 +11,7 @@ mod dispatcher;
 mod id_table;
 mod index;
 mod judge;
+mod label;
 mod retained;
 mod retained_table;
 pub mod rows;

@@ -57,7 +57,7 @@ pub struct Retained<V> {
 
 /// The effort a page may spend beyond the values it was asked for: a key it looks at costs 1, and
 /// 1 more for every 64 bytes that key and filter both have, since walking levels takes time, too.
-const SPARE_EFFORT: usize = 1024;
+const SPARE_EFFORT: usize = 256;
 
 fn key_of(topic: &str) -> String {
     topic.replace('/', "\0")
@@ -167,9 +167,9 @@ impl<V> Retained<V> {
         topics
     }
 
-    /// Visits up to `max` (at least one) values whose topics match a plain filter, in key order, beginning at
-    /// `from` (`None`: at the start). `visit` returns whether the page has room for more. `None`
-    /// means that everything was read; a cursor may come back with nothing visited.
+    /// Visits up to `max` values (at least one) whose topics match a plain filter, in key order,
+    /// beginning at `from` (`None`: at the start). `visit` returns whether the page has room for
+    /// more. `None` means that everything was read; a cursor may come back with nothing visited.
     pub fn page(
         &self,
         filter: &str,

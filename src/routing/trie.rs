@@ -7,13 +7,14 @@
 //! (node, level). Nothing recurses: the depth of a topic costs time, never stack.
 //!
 //! Pure: no Tokio, no clock, no lock. A lookup takes `&self` and allocates nothing unless more
-//! than [`Pending::INLINE`] branches wait at once.
+//! than sixteen branches wait at once.
 
 use std::hash::Hash;
 
 use ahash::RandomState;
 
 use super::id_table::IdTable;
+use super::label::{Label, common_levels, level_at, level_end};
 use super::slab::{NIL, Slab};
 use super::subscribers::{Subscriber, Subscribers};
 
@@ -28,7 +29,7 @@ struct Exact<K, E> {
 #[derive(Debug)]
 struct Node<K, E> {
     /// The levels between the parent and here: one or more, wildcards included.
-    label: Box<str>,
+    label: Label,
     parent: u32,
     /// The child whose label begins with `+`.
     plus: u32,
@@ -67,7 +68,7 @@ impl<K: Eq + Hash, E> Default for Trie<K, E> {
 impl<K: Eq + Hash, E> Trie<K, E> {
     pub fn new() -> Self {
         let mut nodes = Slab::new();
-        let root = nodes.insert(Node::new("", NIL));
+        let root = nodes.insert(Node::new(b"", NIL));
         debug_assert_eq!(root, ROOT);
         Self {
             exact: Slab::new(),
@@ -105,7 +106,7 @@ impl<K: Eq + Hash, E> Trie<K, E> {
             });
             self.exact[id].subscribers.insert(key, entry)
         } else {
-            let id = self.make_node(filter);
+            let id = self.make_node(filter.as_bytes());
             self.nodes[id].subscribers.insert(key, entry)
         };
         self.len += usize::from(old.is_none());
@@ -125,7 +126,7 @@ impl<K: Eq + Hash, E> Trie<K, E> {
             }
             removed
         } else {
-            let id = self.find_node(filter)?;
+            let id = self.find_node(filter.as_bytes())?;
             let subscribers = &mut self.nodes[id].subscribers;
             let removed = subscribers.remove(key)?;
             if subscribers.is_empty() {
@@ -143,7 +144,7 @@ impl<K: Eq + Hash, E> Trie<K, E> {
             let id = self.find_exact(filter, self.hash_text(filter))?;
             return self.exact[id].subscribers.get(key);
         }
-        self.nodes[self.find_node(filter)?].subscribers.get(key)
+        self.nodes[self.find_node(filter.as_bytes())?].subscribers.get(key)
     }
 
     /// Visits every subscription whose filter matches `topic`, each once. A key with several
@@ -160,15 +161,15 @@ impl<K: Eq + Hash, E> Trie<K, E> {
             visit(self.exact[id].subscribers.as_slice());
         }
         if self.nodes.len() > 1 {
-            self.walk(topic, visit);
+            self.walk(topic.as_bytes(), visit);
         }
     }
 
     /// Each node is entered at most once, so a lookup costs no more than the nodes whose path the
     /// topic can take.
-    fn walk(&self, topic: &str, visit: &mut impl FnMut(&[Subscriber<K, E>])) {
+    fn walk(&self, topic: &[u8], visit: &mut impl FnMut(&[Subscriber<K, E>])) {
         // A leading wildcard never matches a topic that begins with `$` (MQTT-4.7.2-1).
-        let hidden = topic.starts_with('$');
+        let hidden = topic.first() == Some(&b'$');
         let mut pending = Pending::new();
         let mut here = Some((ROOT, 0));
         while let Some((id, at)) = here {
@@ -195,7 +196,7 @@ impl<K: Eq + Hash, E> Trie<K, E> {
     fn enter(
         &self,
         child: u32,
-        topic: &str,
+        topic: &[u8],
         at: usize,
         pending: &mut Pending,
         visit: &mut impl FnMut(&[Subscriber<K, E>]),
@@ -219,7 +220,7 @@ impl<K: Eq + Hash, E> Trie<K, E> {
         self.hasher.hash_one(text) as u32
     }
 
-    fn hash_edge(&self, parent: u32, level: &str) -> u32 {
+    fn hash_edge(&self, parent: u32, level: &[u8]) -> u32 {
         self.hasher.hash_one((parent, level)) as u32
     }
 
@@ -227,23 +228,23 @@ impl<K: Eq + Hash, E> Trie<K, E> {
         self.exact_by_text.find(hash, |id| &*self.exact[id].filter == filter)
     }
 
-    fn literal(&self, parent: u32, level: &str) -> Option<u32> {
+    fn literal(&self, parent: u32, level: &[u8]) -> Option<u32> {
         self.edges.find(self.hash_edge(parent, level), |id| {
             let node = &self.nodes[id];
             node.parent == parent && level_at(&node.label, 0) == level
         })
     }
 
-    fn child(&self, parent: u32, level: &str) -> Option<u32> {
+    fn child(&self, parent: u32, level: &[u8]) -> Option<u32> {
         let id = match level {
-            "+" => self.nodes[parent].plus,
-            "#" => self.nodes[parent].multi,
+            b"+" => self.nodes[parent].plus,
+            b"#" => self.nodes[parent].multi,
             _ => return self.literal(parent, level),
         };
         (id != NIL).then_some(id)
     }
 
-    fn find_node(&self, filter: &str) -> Option<u32> {
+    fn find_node(&self, filter: &[u8]) -> Option<u32> {
         let (mut id, mut at) = (ROOT, 0);
         while at <= filter.len() {
             id = self.child(id, level_at(filter, at))?;
@@ -257,7 +258,7 @@ impl<K: Eq + Hash, E> Trie<K, E> {
     }
 
     /// Finds or makes the node at which a wildcard filter ends.
-    fn make_node(&mut self, filter: &str) -> u32 {
+    fn make_node(&mut self, filter: &[u8]) -> u32 {
         let (mut id, mut at) = (ROOT, 0);
         while at <= filter.len() {
             let rest = &filter[at..];
@@ -278,8 +279,8 @@ impl<K: Eq + Hash, E> Trie<K, E> {
     fn split(&mut self, lower: u32, common: usize) -> u32 {
         let node = &mut self.nodes[lower];
         let parent = node.parent;
-        let label = std::mem::take(&mut node.label);
-        node.label = label[common + 1..].into();
+        let rest = Label::new(&node.label[common + 1..]);
+        let label = std::mem::replace(&mut node.label, rest);
         let upper = self.nodes.insert(Node::new(&label[..common], parent));
         self.relink(parent, lower, upper);
         self.nodes[lower].parent = upper;
@@ -317,12 +318,12 @@ impl<K: Eq + Hash, E> Trie<K, E> {
         let lower = lower.unwrap_or(node.literal_xor);
         self.unlink(lower);
         // The new label begins as the upper one's: it stands at the same edge of the parent.
-        let label = format!("{}/{}", self.nodes[upper].label, self.nodes[lower].label);
+        let label = [&*self.nodes[upper].label, &*self.nodes[lower].label].join(&b'/');
         self.relink(parent, upper, lower);
         self.nodes.remove(upper);
         let node = &mut self.nodes[lower];
         node.parent = parent;
-        node.label = label.into();
+        node.label = Label::new(&label);
     }
 
     /// Makes a node known to the parent it names.
@@ -330,8 +331,8 @@ impl<K: Eq + Hash, E> Trie<K, E> {
         let node = &self.nodes[id];
         let parent = node.parent;
         match level_at(&node.label, 0) {
-            "+" => self.nodes[parent].plus = id,
-            "#" => self.nodes[parent].multi = id,
+            b"+" => self.nodes[parent].plus = id,
+            b"#" => self.nodes[parent].multi = id,
             level => {
                 self.edges.insert(self.hash_edge(parent, level), id);
                 let above = &mut self.nodes[parent];
@@ -345,8 +346,8 @@ impl<K: Eq + Hash, E> Trie<K, E> {
         let node = &self.nodes[id];
         let parent = node.parent;
         match level_at(&node.label, 0) {
-            "+" => self.nodes[parent].plus = NIL,
-            "#" => self.nodes[parent].multi = NIL,
+            b"+" => self.nodes[parent].plus = NIL,
+            b"#" => self.nodes[parent].multi = NIL,
             level => {
                 self.edges.remove(self.hash_edge(parent, level), id);
                 let above = &mut self.nodes[parent];
@@ -376,9 +377,9 @@ impl<K: Eq + Hash, E> Trie<K, E> {
 }
 
 impl<K, E> Node<K, E> {
-    fn new(label: &str, parent: u32) -> Self {
+    fn new(label: &[u8], parent: u32) -> Self {
         Self {
-            label: label.into(),
+            label: Label::new(label),
             parent,
             plus: NIL,
             multi: NIL,
@@ -397,25 +398,6 @@ fn is_exact(filter: &str) -> bool {
     !filter.bytes().any(|byte| byte == b'+' || byte == b'#')
 }
 
-fn level_end(text: &str, at: usize) -> usize {
-    let rest = &text.as_bytes()[at..];
-    rest.iter().position(|&byte| byte == b'/').map_or(text.len(), |length| at + length)
-}
-
-fn level_at(text: &str, at: usize) -> &str {
-    &text[at..level_end(text, at)]
-}
-
-/// How many bytes of whole levels two texts have in common at their start.
-fn common_levels(a: &str, b: &str) -> usize {
-    let same = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
-    let ends = |text: &str| text.len() == same || text.as_bytes()[same] == b'/';
-    if ends(a) && ends(b) {
-        return same;
-    }
-    a.as_bytes()[..same].iter().rposition(|&byte| byte == b'/').unwrap_or(0)
-}
-
 enum Followed {
     No,
     /// The label ended in `#`.
@@ -424,18 +406,18 @@ enum Followed {
     To(usize),
 }
 
-fn follow(label: &str, topic: &str, mut at: usize) -> Followed {
+fn follow(label: &[u8], topic: &[u8], mut at: usize) -> Followed {
     let mut from = 0;
     while from <= label.len() {
         let level = level_at(label, from);
-        if level == "#" {
+        if level == b"#" {
             return Followed::Everything;
         }
         if at > topic.len() {
             return Followed::No;
         }
         let end = level_end(topic, at);
-        if level != "+" && level != &topic[at..end] {
+        if level != b"+" && level != &topic[at..end] {
             return Followed::No;
         }
         from += level.len() + 1;
