@@ -166,10 +166,10 @@ fn check_sender(
     from: Peer,
 ) -> Result<(), DecodeError> {
     let Some(version) = version else {
-        return match (kind, from) {
-            (PacketType::Connect, Peer::Client) => Ok(()),
-            _ => Err(DecodeError::protocol("first packet is no CONNECT (MQTT-3.1.0-1)")),
-        };
+        if kind == PacketType::Connect && from == Peer::Client {
+            return Ok(());
+        }
+        return Err(DecodeError::protocol("first packet is no CONNECT (MQTT-3.1.0-1)"));
     };
     let by_client = || match from {
         Peer::Client => Ok(()),

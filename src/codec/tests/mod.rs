@@ -2,6 +2,7 @@
 
 mod arbitrary;
 mod differential;
+mod hostile;
 mod mqttbytes;
 mod rmqtt;
 mod round_trip;

@@ -139,7 +139,9 @@ proptest! {
     }
 
     #[test]
-    fn every_connack_property_has_the_same_name_in_mqttbytes(packet in connack(ProtocolVersion::V5)) {
+    fn every_connack_property_has_the_same_name_in_mqttbytes(
+        packet in connack(ProtocolVersion::V5),
+    ) {
         let Packet::Connack(connack) = &packet else { return Ok(()) };
         let mut out = BytesMut::new();
         named_connack(connack).write(&mut out).expect("writes");

@@ -62,7 +62,10 @@ proptest! {
 
     /// A frame that is cut or followed by something is never taken for a packet.
     #[test]
-    fn only_one_whole_frame_is_a_packet((version, from, sample) in exchange(), cut in any::<u16>()) {
+    fn only_one_whole_frame_is_a_packet(
+        (version, from, sample) in exchange(),
+        cut in any::<u16>(),
+    ) {
         let mut frame = encoded(&sample.packet(), version);
         let cut = usize::from(cut) % frame.len();
         prop_assert!(decode(&frame[..cut], sample.agreed(version), from).is_err());
@@ -130,7 +133,9 @@ proptest! {
 
     /// MQTT-3.3.2-4, -15 to -20: in v5 a blob passes through unaltered; v3.x gets none of it.
     #[test]
-    fn v3_gets_a_publish_without_what_it_cannot_carry(sample in publish(ProtocolVersion::V5, Peer::Server)) {
+    fn v3_gets_a_publish_without_what_it_cannot_carry(
+        sample in publish(ProtocolVersion::V5, Peer::Server),
+    ) {
         let packet = sample.packet();
         let Packet::Publish(publish) = &packet else { return Ok(()) };
         if publish.topic.is_empty() {
@@ -147,7 +152,9 @@ proptest! {
 
     /// A blob is the list of its properties, in order.
     #[test]
-    fn a_blob_reads_back_property_by_property(sample in publish(ProtocolVersion::V5, Peer::Client)) {
+    fn a_blob_reads_back_property_by_property(
+        sample in publish(ProtocolVersion::V5, Peer::Client),
+    ) {
         let Sample::Publish { rest, .. } = sample else { return Ok(()) };
         let mut again = Vec::new();
         for property in forwarded_properties(&rest.properties) {
