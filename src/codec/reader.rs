@@ -154,9 +154,11 @@ fn utf8(bytes: &[u8]) -> Result<&str> {
 fn is_ascii_without_nul(bytes: &[u8]) -> bool {
     const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
     const ONES: u64 = 0x0101_0101_0101_0101;
-    // With its high bit set beforehand, a byte loses it to the subtraction only when it was 0.
-    let is_good =
-        |word: u64| word & HIGH_BITS == 0 && (word | HIGH_BITS) - ONES & HIGH_BITS == HIGH_BITS;
+    let is_good = |word: u64| {
+        // With its high bit set beforehand, a byte loses it to the subtraction only if it was 0.
+        let no_zero = ((word | HIGH_BITS) - ONES) & HIGH_BITS == HIGH_BITS;
+        word & HIGH_BITS == 0 && no_zero
+    };
     let (words, tail) = bytes.as_chunks::<8>();
     words.iter().all(|word| is_good(u64::from_ne_bytes(*word)))
         && tail.iter().all(|byte| (1..128).contains(byte))

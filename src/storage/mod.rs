@@ -10,9 +10,9 @@ pub mod record;
 
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy, Durability,
-    Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
-    QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
-    Table, TokenBucket,
+    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
+    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,
+    PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
+    StorageError, Table, TokenBucket,
 };
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
