@@ -13,7 +13,9 @@ pub(super) async fn open(config: &Config) -> Result<(Embedded, Stores), super::F
     settings.queue_limit = config.routing.device_queue_messages as u64;
     settings.queue_ttl = config.routing.device_message_ttl;
     if embedded.sync == SyncMode::Never {
-        tracing::warn!("storage.embedded.sync is never: a loss of power loses what was acknowledged");
+        tracing::warn!(
+            "storage.embedded.sync is never: a loss of power loses what was acknowledged"
+        );
     }
     let path = embedded.path.clone();
     let opened: Result<_, StorageError> =

@@ -103,6 +103,31 @@ fn check_first_byte(
     from: Peer,
 ) -> Result<(), DecodeError> {
     let flags = first & 0x0f;
+    // First, since most packets are one; either peer sends it once the version is agreed.
+    if first >> 4 == PacketType::Publish as u8 && version.is_some() {
+        return check_publish_flags(flags);
+    }
+    check_other_first_byte(first, version, from)
+}
+
+#[inline]
+fn check_publish_flags(flags: u8) -> Result<(), DecodeError> {
+    let qos = flags >> 1 & 3;
+    if qos == 3 {
+        return Err(DecodeError::malformed("PUBLISH with QoS 3 (MQTT-3.3.1-4)"));
+    }
+    if flags & 0b1000 != 0 && qos == 0 {
+        return Err(DecodeError::malformed("DUP on a QoS 0 PUBLISH (MQTT-3.3.1-2)"));
+    }
+    Ok(())
+}
+
+fn check_other_first_byte(
+    first: u8,
+    version: Option<ProtocolVersion>,
+    from: Peer,
+) -> Result<(), DecodeError> {
+    let flags = first & 0x0f;
     let Some(kind) = PacketType::of(first) else {
         return Err(match version {
             None => DecodeError::protocol("first packet is no CONNECT (MQTT-3.1.0-1)"),
@@ -111,16 +136,7 @@ fn check_first_byte(
     };
     check_sender(kind, version, from)?;
     let good = match kind {
-        PacketType::Publish => {
-            let qos = flags >> 1 & 3;
-            if qos == 3 {
-                return Err(DecodeError::malformed("PUBLISH with QoS 3 (MQTT-3.3.1-4)"));
-            }
-            if flags & 0b1000 != 0 && qos == 0 {
-                return Err(DecodeError::malformed("DUP on a QoS 0 PUBLISH (MQTT-3.3.1-2)"));
-            }
-            true
-        }
+        PacketType::Publish => return check_publish_flags(flags),
         // In v3.1 these three carry a QoS of 1 and may be marked as resent.
         PacketType::Pubrel | PacketType::Subscribe | PacketType::Unsubscribe => {
             flags == 0b0010 || (flags == 0b1010 && version == Some(ProtocolVersion::V31))
@@ -150,10 +166,10 @@ fn check_sender(
     from: Peer,
 ) -> Result<(), DecodeError> {
     let Some(version) = version else {
-        return match (kind, from) {
-            (PacketType::Connect, Peer::Client) => Ok(()),
-            _ => Err(DecodeError::protocol("first packet is no CONNECT (MQTT-3.1.0-1)")),
-        };
+        if kind == PacketType::Connect && from == Peer::Client {
+            return Ok(());
+        }
+        return Err(DecodeError::protocol("first packet is no CONNECT (MQTT-3.1.0-1)"));
     };
     let by_client = || match from {
         Peer::Client => Ok(()),

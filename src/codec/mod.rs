@@ -12,6 +12,7 @@
 mod decode;
 mod encode;
 mod error;
+mod forwarded;
 mod frame;
 mod packet;
 mod properties;
@@ -24,6 +25,7 @@ pub use encode::{
     patch_dup, patch_packet_id,
 };
 pub use error::{DecodeError, EncodeError, Fault};
+pub use forwarded::{ForwardedProperty, forwarded_properties, put_forwarded_property};
 pub use frame::{FrameLength, MAX_PACKET_SIZE, Peer, connect_level, frame_length};
 pub use packet::{
     Ack, AckKind, AckProperties, Auth, Connack, ConnackProperties, Connect, ConnectProperties,

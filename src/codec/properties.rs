@@ -151,16 +151,14 @@ impl<'a> PropertyReader<'a> {
             id::PAYLOAD_FORMAT => {
                 self.flag()?;
             }
-            id::CONTENT_TYPE => {
-                self.reader.text()?;
-            }
+            id::CONTENT_TYPE => self.reader.skip_text()?,
             id::RESPONSE_TOPIC => self.skip_response_topic()?,
             id::CORRELATION_DATA => {
                 self.reader.binary()?;
             }
             id::USER_PROPERTY => {
-                self.reader.text()?;
-                self.reader.text()?;
+                self.reader.skip_text()?;
+                self.reader.skip_text()?;
             }
             _ => return Ok(false),
         }

@@ -64,7 +64,12 @@ struct Receiving {
 pub(super) enum Work {
     Write(OutBuffer),
     /// Read the client's queue above this sequence.
-    Pull { queue: QueueKey, incarnation: u64, after: u64, messages: usize },
+    Pull {
+        queue: QueueKey,
+        incarnation: u64,
+        after: u64,
+        messages: usize,
+    },
     /// Everything left; the connection is to be shut.
     Shut,
     Wait,
@@ -236,9 +241,10 @@ impl Outbox {
         channel.send_delayed(&self.config);
         self.settle_ids(&mut channel);
         let wake = !channel.out.is_empty() || wants_page(&channel);
-        let queue = channel.backlog.as_deref().map(|backlog| {
-            (backlog.queue.clone(), backlog.incarnation, backlog.sent_below())
-        });
+        let queue = channel
+            .backlog
+            .as_deref()
+            .map(|backlog| (backlog.queue.clone(), backlog.incarnation, backlog.sent_below()));
         let room = channel.has_room();
         drop(channel);
         if let Some((queue, incarnation, sent_below)) = queue {

@@ -155,9 +155,8 @@ impl Parts {
                 }
             },
             &mut |group| {
-                let standing = |member: &Subscriber<SlotId, Entry>| {
-                    self.standing(member, position, view.qos)
-                };
+                let standing =
+                    |member: &Subscriber<SlotId, Entry>| self.standing(member, position, view.qos);
                 match group.pick(self.turn, standing) {
                     Pick::Deliver(member) | Pick::Keep(member) => {
                         picked.push((member.key, member.entry));
@@ -264,11 +263,7 @@ impl Parts {
             let (position, publishes) = item(batch, copy);
             let index = copy.index as usize;
             QueueEntry {
-                source: SourceId {
-                    incarnation: batch.incarnation,
-                    position,
-                    index: copy.index,
-                },
+                source: SourceId { incarnation: batch.incarnation, position, index: copy.index },
                 message: MessageRef::new(Arc::clone(publishes), index),
                 delivery: copy.delivery,
                 subscription_ids: copy.shared_ids(&self.no_ids),
@@ -309,8 +304,7 @@ impl Parts {
                 QueueKey::Group(_) => None,
             };
             let outbox = outbox.and_then(|slot| slot.view().outbox);
-            let append =
-                QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
+            let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
             queued.push((append, outbox));
         }
         queued

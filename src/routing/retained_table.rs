@@ -6,9 +6,7 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::retained::{Cursor, Retained};
-use crate::storage::{
-    Batch, Follower, MessageRef, Position, Row, StorageError, Table,
-};
+use crate::storage::{Batch, Follower, MessageRef, Position, Row, StorageError, Table};
 use crate::telemetry::{clock, metrics};
 
 const VERSION: u8 = 1;
@@ -56,7 +54,8 @@ impl RetainedTable {
         let known = inner.get(topic, 0).is_some();
         let count = inner.len() as u64 + u64::from(!known);
         let total = inner.bytes() + (topic.len() + bytes) as u64;
-        self.max_count.is_none_or(|max| count <= max) && self.max_bytes.is_none_or(|max| total <= max)
+        self.max_count.is_none_or(|max| count <= max)
+            && self.max_bytes.is_none_or(|max| total <= max)
     }
 
     pub fn load(&self, value: &[u8]) -> Result<(), StorageError> {

@@ -88,7 +88,8 @@ fn check(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
 
 fn settings(context: &Context, connect: &Connect) -> Settings {
     let asked = &connect.properties;
-    let default = if connect.version.is_v5() { u16::MAX } else { context.delivery.v3_receive_maximum };
+    let default =
+        if connect.version.is_v5() { u16::MAX } else { context.delivery.v3_receive_maximum };
     Settings {
         version: connect.version,
         receive_maximum: asked.receive_maximum.unwrap_or(default),

@@ -10,9 +10,7 @@ use super::settle::Unwatched;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::rows::SubscriptionRow;
-use crate::storage::{
-    BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
-};
+use crate::storage::{BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table};
 use crate::telemetry::{clock, metrics};
 
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
@@ -165,11 +163,7 @@ pub(super) fn end(context: &Context, client_id: &ClientId, session: &Session) {
 }
 
 /// The rows that delete the session's subscriptions.
-pub(super) fn tombstones(
-    context: &Context,
-    client_id: &ClientId,
-    session: &Session,
-) -> Vec<Row> {
+pub(super) fn tombstones(context: &Context, client_id: &ClientId, session: &Session) -> Vec<Row> {
     if !session.stored {
         return Vec::new();
     }

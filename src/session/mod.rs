@@ -29,8 +29,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use config::{Config, TotalRate};
-pub use context::Handles;
 use context::Context;
+pub use context::Handles;
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{StorageError, Table};

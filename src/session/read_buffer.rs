@@ -142,10 +142,8 @@ mod tests {
             buffer.consume(taken);
         }
         assert_eq!(got, sent);
-        let idle = tokio::time::timeout(
-            std::time::Duration::from_millis(10),
-            buffer.fill(&mut far, 0),
-        );
+        let idle =
+            tokio::time::timeout(std::time::Duration::from_millis(10), buffer.fill(&mut far, 0));
         assert!(idle.await.is_err(), "nothing more is there");
         assert_eq!(buffer.bytes.len(), 0);
     }

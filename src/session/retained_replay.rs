@@ -12,9 +12,7 @@ use super::settle::{self, Settled};
 use crate::delivery::Outgoing;
 use crate::mqtt::{Delivery, SubscriptionOptions, TopicFilter};
 use crate::routing::Cursor;
-use crate::storage::{
-    AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageRef, QueueKey,
-};
+use crate::storage::{AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageRef, QueueKey};
 
 /// Appends of one replay under way at once.
 const OPEN_APPENDS: usize = 64;
@@ -57,7 +55,8 @@ impl Replay {
         while let Some(wanted) = all.pop_front() {
             let mut cursor: Option<Cursor> = None;
             loop {
-                let (page, next) = self.context.retained.page(wanted.filter.plain(), cursor.as_ref());
+                let (page, next) =
+                    self.context.retained.page(wanted.filter.plain(), cursor.as_ref());
                 if !self.page(&wanted, page).await {
                     return;
                 }

@@ -6,12 +6,12 @@ use super::conn::Conn;
 use super::context::Context;
 use super::retained_replay::Wanted;
 use super::settle;
-use crate::codec::{DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe};
+use crate::codec::{
+    DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe,
+};
 use crate::delivery::Slot;
 use crate::limits::FILTERS_PER_PACKET;
-use crate::mqtt::{
-    ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, TopicFilter,
-};
+use crate::mqtt::{ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, TopicFilter};
 use crate::routing::rows::SubscriptionRow;
 use crate::storage::{AppendOutcome, Durability, Row, Table};
 
@@ -64,7 +64,10 @@ impl Subscriber<'_> {
         }
         let packet_id = packet.packet_id;
         if self.version != ProtocolVersion::V5 {
-            codes.iter_mut().filter(|c| c.is_error()).for_each(|c| *c = ReasonCode::UnspecifiedError);
+            codes
+                .iter_mut()
+                .filter(|c| c.is_error())
+                .for_each(|c| *c = ReasonCode::UnspecifiedError);
         }
         self.conn.outbox.control(&Packet::Suback(Suback { packet_id, codes, properties: None }));
         Ok(wanted)
@@ -104,8 +107,7 @@ impl Subscriber<'_> {
     fn row(&self, asked: &SubscribeFilter, filter: &TopicFilter, slot: &Slot) -> Row {
         // A replaced subscription goes on where it began: no message is missed (MQTT-3.8.4-4).
         let since = self.context.subscriptions.get(slot.id(), filter).map(|entry| entry.since);
-        let row =
-            SubscriptionRow { options: asked.options, incarnation: self.incarnation, since };
+        let row = SubscriptionRow { options: asked.options, incarnation: self.incarnation, since };
         Row {
             table: Table::Subscriptions,
             key: SubscriptionRow::key(self.client_id(), filter),
@@ -169,7 +171,11 @@ impl Subscriber<'_> {
             }
         }
         let packet_id = packet.packet_id;
-        self.conn.outbox.control(&Packet::Unsuback(Unsuback { packet_id, codes, properties: None }));
+        self.conn.outbox.control(&Packet::Unsuback(Unsuback {
+            packet_id,
+            codes,
+            properties: None,
+        }));
         Ok(())
     }
 }

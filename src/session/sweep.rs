@@ -48,8 +48,7 @@ async fn watch_log(context: Arc<Context>) {
         metrics::LOG_LAG_BYTES.set(bytes as i64);
         metrics::LOG_LAG_MS.set(age_ms as i64);
         let age_max_ms = context.config.dispatch_lag_max_age.as_millis();
-        let lags = bytes > context.config.dispatch_lag_max_bytes
-            || u128::from(age_ms) > age_max_ms;
+        let lags = bytes > context.config.dispatch_lag_max_bytes || u128::from(age_ms) > age_max_ms;
         if lags != context.is_lagging() {
             if lags {
                 tracing::warn!(bytes, age_ms, "dispatch lags behind: publishers are held");

@@ -1,4 +1,4 @@
-//! Bytes → [`Packet`]. One file a family of packets; each says which properties its packet allows.
+//! Bytes → [`Packet`]. One file a family of packets, which says what properties each allows.
 
 mod ack;
 mod auth;

@@ -15,6 +15,7 @@ const FIRST_BYTE: u8 = 0b0011_0000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishHead<'a> {
     pub version: ProtocolVersion,
+    /// Never written at QoS 0 (MQTT-3.3.1-2).
     pub dup: bool,
     pub qos: QoS,
     pub retain: bool,
@@ -116,7 +117,7 @@ impl<'a> PublishHead<'a> {
     }
 
     fn first_byte(&self) -> u8 {
-        let dup = if self.dup { DUP } else { 0 };
+        let dup = if self.dup && self.qos.is_acknowledged() { DUP } else { 0 };
         FIRST_BYTE | dup | self.qos.bits() << 1 | u8::from(self.retain)
     }
 

@@ -86,14 +86,14 @@ fn every_vector_is_judged_as_the_table_says() {
 
 /// The reason code that a good packet itself leads to, where the table names one.
 fn check_answer(vector: &Vector, packet: &Packet<'_>) {
-    let answer = match packet {
-        Packet::Subscribe(subscribe) => {
-            let SubscribeFilter { filter, options } = &subscribe.filters[0];
-            assert!(filter.is_ok(), "{}: {filter:?}", vector.name);
-            options.qos.bits()
-        }
-        Packet::Auth(auth) => auth.reason.byte(),
-        _ => 0,
+    let answer = if let Packet::Subscribe(subscribe) = packet {
+        let SubscribeFilter { filter, options } = &subscribe.filters[0];
+        assert!(filter.is_ok(), "{}: {filter:?}", vector.name);
+        options.qos.bits()
+    } else if let Packet::Auth(auth) = packet {
+        auth.reason.byte()
+    } else {
+        0
     };
     if !vector.code.is_empty() {
         assert_eq!(format!("0x{answer:02x}"), vector.code, "{}", vector.name);

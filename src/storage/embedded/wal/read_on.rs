@@ -25,18 +25,18 @@ struct Chunk {
 
 /// What stands at an offset.
 enum Found {
-    Frame { kind: FrameKind, head: Bytes, body: Bytes, next: u64 },
+    Frame {
+        kind: FrameKind,
+        head: Bytes,
+        body: Bytes,
+        next: u64,
+    },
     /// The segment's frames end here.
     End,
 }
 
 impl Segments {
-    pub(super) fn scan(
-        &self,
-        from: u64,
-        to: u64,
-        visit: Visit<'_>,
-    ) -> Result<u64, StorageError> {
+    pub(super) fn scan(&self, from: u64, to: u64, visit: Visit<'_>) -> Result<u64, StorageError> {
         let (mut at, mut chunk) = (from, None);
         while at < to {
             let inside = chunk.take().filter(|chunk: &Chunk| (chunk.base..chunk.end).contains(&at));
