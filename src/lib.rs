@@ -14,6 +14,7 @@
 //! * [`session`] (4) one connected client, read side
 //! * [`listener`] (5) accept, permits, sockets
 //! * [`admin`] (6) HTTP for operators
+//! * [`bench`] (6) the load generator, for any broker
 //! * [`config`] (7) YAML and environment → each room's `Config`
 //!
 //! Imports go only to a lower number; rooms of one number never import each other. Downwards one
@@ -38,5 +39,7 @@ pub mod session;
 pub mod listener;
 
 pub mod admin;
+
+pub mod bench;
 
 pub mod config;
