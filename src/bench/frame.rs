@@ -182,3 +182,132 @@ pub(super) fn append_ack(out: &mut Vec<u8>, kind: u8, packet_id: u16) {
     let flags = if kind == PUBREL { 2 } else { 0 };
     out.extend_from_slice(&[kind << 4 | flags, 2, high, low]);
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use mqttbytes::{QoS, v4, v5};
+
+    use super::*;
+
+    const TOPIC: &str = "bench/0000002a/7";
+    const STAMP: Stamp =
+        Stamp { run_tag: 42, publisher: 7, sequence: 1 << 40, sent_ns: u64::MAX - 1 };
+
+    fn published_v4(level: QoS, payload: usize) -> Vec<u8> {
+        let pkid = u16::from(level != QoS::AtMostOnce);
+        let packet = v4::Publish { pkid, ..v4::Publish::new(TOPIC, level, vec![9; payload]) };
+        let mut bytes = BytesMut::new();
+        packet.write(&mut bytes).unwrap();
+        bytes.to_vec()
+    }
+
+    fn published_v5(level: QoS, properties: Option<v5::PublishProperties>) -> Vec<u8> {
+        let pkid = u16::from(level != QoS::AtMostOnce);
+        let mut packet = v5::Publish { pkid, ..v5::Publish::new(TOPIC, level, vec![9; 300]) };
+        packet.properties = properties;
+        let mut bytes = BytesMut::new();
+        packet.write(&mut bytes).unwrap();
+        bytes.to_vec()
+    }
+
+    #[test]
+    fn a_patched_template_decodes_to_the_message_it_was_patched_for() {
+        for payload in [STAMP_BYTES, 100, 256, 20_000, 3_000_000] {
+            let bytes = published_v4(QoS::AtLeastOnce, payload);
+            let template = Template::new(bytes, TOPIC.len(), payload);
+            let mut out = Vec::new();
+            template.append(&mut out, Some(0xBEEF), STAMP);
+            assert_eq!(out.len(), template.len());
+            let decoded = v4::read(&mut BytesMut::from(&out[..]), 4_000_000).unwrap();
+            let v4::Packet::Publish(publish) = decoded else { panic!("{decoded:?}") };
+            assert_eq!((publish.pkid, publish.topic.as_str()), (0xBEEF, TOPIC));
+            assert_eq!(publish.payload.len(), payload);
+            assert!(publish.payload[STAMP_BYTES..].iter().all(|byte| *byte == 9));
+        }
+    }
+
+    #[test]
+    fn a_template_without_packet_id_patches_the_payload_alone() {
+        for bytes in [published_v4(QoS::AtMostOnce, 300), published_v5(QoS::AtMostOnce, None)] {
+            let v5 = bytes.len() > published_v4(QoS::AtMostOnce, 300).len();
+            let version = if v5 { Version::V5 } else { Version::V4 };
+            let template = Template::new(bytes, TOPIC.len(), 300);
+            let mut out = Vec::new();
+            template.append(&mut out, None, STAMP);
+            let frame = Frame::next(&out).unwrap().unwrap();
+            assert_eq!(frame.publish(version).unwrap().stamp(), Some(STAMP));
+        }
+    }
+
+    #[test]
+    fn what_mqttbytes_encodes_is_read_the_same_by_hand() {
+        let properties = v5::PublishProperties {
+            payload_format_indicator: Some(1),
+            message_expiry_interval: Some(60),
+            topic_alias: None,
+            response_topic: Some("r".repeat(200)),
+            correlation_data: None,
+            user_properties: vec![("k".to_owned(), "v".to_owned())],
+            subscription_identifiers: Vec::new(),
+            content_type: None,
+        };
+        let levels = [(QoS::AtMostOnce, 0), (QoS::AtLeastOnce, 1), (QoS::ExactlyOnce, 2)];
+        for (level, qos) in levels {
+            let cases = [
+                (Version::V4, published_v4(level, 300)),
+                (Version::V5, published_v5(level, None)),
+                (Version::V5, published_v5(level, Some(properties.clone()))),
+            ];
+            for (version, mut bytes) in cases {
+                bytes[0] |= 0x08;
+                let frame = Frame::next(&bytes).unwrap().unwrap();
+                let arrival = frame.publish(version).unwrap();
+                assert_eq!(frame.whole.len(), bytes.len());
+                assert_eq!((arrival.qos, arrival.dup), (qos, true));
+                assert_eq!(arrival.packet_id, u16::from(qos > 0));
+                assert_eq!(arrival.payload, [9; 300]);
+            }
+        }
+    }
+
+    #[test]
+    fn our_acknowledgements_decode_in_both_versions() {
+        for kind in [PUBACK, PUBREC, PUBREL, PUBCOMP] {
+            let mut out = Vec::new();
+            append_ack(&mut out, kind, 0x1234);
+            let id = match v4::read(&mut BytesMut::from(&out[..]), 100).unwrap() {
+                v4::Packet::PubAck(ack) => ack.pkid,
+                v4::Packet::PubRec(ack) => ack.pkid,
+                v4::Packet::PubRel(ack) => ack.pkid,
+                v4::Packet::PubComp(ack) => ack.pkid,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(id, 0x1234);
+            assert!(v5::read(&mut BytesMut::from(&out[..]), 100).is_ok());
+            let frame = Frame::next(&out).unwrap().unwrap();
+            assert_eq!((frame.kind(), frame.packet_id()), (kind, Ok(0x1234)));
+            assert!(!frame.refuses());
+        }
+    }
+
+    #[test]
+    fn a_cut_packet_is_awaited_and_a_packet_cut_inside_is_malformed() {
+        let bytes = published_v5(QoS::AtLeastOnce, None);
+        for cut in 0..bytes.len() {
+            assert!(Frame::next(&bytes[..cut]).unwrap().is_none(), "cut at {cut}");
+        }
+        assert_eq!(Frame::next(&[0x30, 0x80, 0x80, 0x80, 0x80]).err(), Some(Malformed::Length));
+        for body in [&[0_u8][..], &[0, 9, 1], &[0, 1, b't', 0], &[0, 1, b't', 0, 1, 0x80]] {
+            let frame = Frame { first: 0x32, body, whole: body };
+            assert!(frame.publish(Version::V5).is_err(), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn a_negative_acknowledgement_is_told_from_success() {
+        let refuses = |body: &[u8]| Frame { first: 0x40, body, whole: body }.refuses();
+        assert!(refuses(&[0, 1, 0x97]) && refuses(&[0, 1, 0x80, 0]));
+        assert!(!refuses(&[0, 1, 0x10, 0]) && !refuses(&[0, 1]));
+    }
+}

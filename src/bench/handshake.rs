@@ -166,3 +166,63 @@ pub(super) fn suback(version: Version, whole: &[u8]) -> Result<u8, String> {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::args::BenchArgs;
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn plan(words: &[&str]) -> Plan {
+        let words = std::iter::once("bench").chain(words.iter().copied());
+        Plan::new(Line::try_parse_from(words).unwrap().bench, 42).unwrap()
+    }
+
+    #[test]
+    fn a_persistent_subscriber_asks_for_its_session_in_the_words_of_its_version() {
+        let four = plan(&["--persistent", "--username", "u", "--password", "p"]);
+        let bytes = connect(&four, Role::Subscriber(1), false);
+        let decoded = v4::read(&mut BytesMut::from(&bytes[..]), 1000).unwrap();
+        let v4::Packet::Connect(packet) = decoded else { panic!("{decoded:?}") };
+        assert!(!packet.clean_session && packet.login.is_some());
+        let five = plan(&["--persistent", "--v", "5"]);
+        let bytes = connect(&five, Role::Subscriber(1), false);
+        let decoded = v5::read(&mut BytesMut::from(&bytes[..]), 1000).unwrap();
+        let v5::Packet::Connect(packet) = decoded else { panic!("{decoded:?}") };
+        let expiry = packet.properties.and_then(|all| all.session_expiry_interval);
+        assert_eq!(expiry, Some(SESSION_EXPIRY_SECS));
+        assert!(five.keeps_session(Role::Subscriber(0)));
+        assert!(!five.keeps_session(Role::Publisher(0)));
+    }
+
+    #[test]
+    fn answers_say_what_is_granted_and_why_not() {
+        assert_eq!(connack(Version::V4, &[0x20, 2, 0, 0]).unwrap().receive_maximum, u16::MAX);
+        assert!(connack(Version::V4, &[0x20, 2, 0, 5]).unwrap_err().contains("NotAuthorized"));
+        let five = [0x20, 9, 0, 0, 6, 0x21, 0, 20, 0x13, 0, 30];
+        let grant = Grant { receive_maximum: 20, keep_alive: Some(30) };
+        assert_eq!(connack(Version::V5, &five), Ok(grant));
+        assert_eq!(suback(Version::V4, &[0x90, 3, 0, 1, 1]), Ok(1));
+        assert!(suback(Version::V4, &[0x90, 3, 0, 1, 0x80]).is_err());
+        assert_eq!(suback(Version::V5, &[0x90, 4, 0, 1, 0, 2]), Ok(2));
+        assert!(suback(Version::V5, &[0x90, 4, 0, 1, 0, 0x87]).is_err());
+    }
+
+    #[test]
+    fn roles_are_dealt_to_threads_without_gap_or_overlap() {
+        let plan = plan(&["fan-in", "--clients", "7", "--threads", "3"]);
+        let mut all: Vec<Role> = (0..3).flat_map(|thread| plan.roles(thread)).collect();
+        all.sort_by_key(|role| format!("{role:?}"));
+        let mut want: Vec<Role> = (0..7).map(Role::Publisher).collect();
+        want.push(Role::Subscriber(0));
+        assert_eq!(all, want);
+        assert_eq!((plan.connections(), plan.copies(), plan.sources(0)), (8, 1, (0, 7)));
+    }
+}
