@@ -116,6 +116,10 @@ fn await_connections(run: &RunState, bar: &ProgressBar) -> Result<u64, String> {
             return Err(run.first_fault().unwrap_or_default());
         }
         if done >= wanted {
+            if sum.ready == 0 && wanted > 0 {
+                let why = run.first_fault().unwrap_or_default();
+                return Err(format!("none of {wanted} connections was made: {why}"));
+            }
             return Ok(now_ns - began_ns);
         }
         if done > last {
@@ -183,7 +187,8 @@ fn drain(run: &RunState, bar: &ProgressBar, window_to_ns: u64) -> u64 {
         } else {
             0
         };
-        let done = owed == 0 && acks == 0;
+        let nobody_left = run.plan.connections() > 0 && sum.closed >= sum.ready;
+        let done = nobody_left || (owed == 0 && acks == 0);
         if done && (now_ns >= settle_ns || run.plan.copies() == 0) || now_ns >= limit_ns {
             return now_ns.saturating_sub(window_to_ns);
         }

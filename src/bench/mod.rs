@@ -49,6 +49,9 @@ mod sessions;
 
 mod report;
 
+#[cfg(test)]
+mod end_to_end;
+
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -72,11 +75,7 @@ pub fn run(args: BenchArgs) -> ExitCode {
 
 fn run_and_print(args: BenchArgs) -> Result<ExitCode, String> {
     let (json, strict) = (args.json, args.strict);
-    let run_tag = (clock::wall_ms() as u32) ^ std::process::id().rotate_left(16);
-    let run = run_state::RunState::new(plan::Plan::new(args, run_tag)?);
-    let outcome = conduct::conduct(&run);
-    sessions::remove(&run.plan);
-    let report = report::Report::new(&run, &outcome?);
+    let report = run_once(args)?;
     let text = if json {
         serde_json::to_string(&report).map_err(|error| error.to_string())? + "\n"
     } else {
@@ -84,4 +83,12 @@ fn run_and_print(args: BenchArgs) -> Result<ExitCode, String> {
     };
     io::stdout().write_all(text.as_bytes()).map_err(|error| error.to_string())?;
     Ok(if strict && !report.faultless() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn run_once(args: BenchArgs) -> Result<report::Report, String> {
+    let run_tag = (clock::wall_ms() as u32) ^ std::process::id().rotate_left(16);
+    let run = run_state::RunState::new(plan::Plan::new(args, run_tag)?);
+    let outcome = conduct::conduct(&run);
+    sessions::remove(&run.plan);
+    Ok(report::Report::new(&run, &outcome?))
 }

@@ -128,6 +128,17 @@ impl Report {
         }
     }
 
+    /// Lost, doubled, reordered.
+    #[cfg(test)]
+    pub(super) fn faults(&self) -> (u64, u64, u64) {
+        (self.lost, self.totals.duplicates, self.totals.order_faults)
+    }
+
+    #[cfg(test)]
+    pub(super) fn delivered(&self) -> u64 {
+        self.totals.received
+    }
+
     /// Nothing lost, doubled, reordered or disconnected.
     pub(super) fn faultless(&self) -> bool {
         self.faultless
@@ -226,7 +237,9 @@ impl fmt::Display for Report {
             ("send to ack", &self.acknowledgement),
             ("connect", &self.connect),
         ];
-        writeln!(out, "latency, ms             p50       p95       p99     p99.9       max")?;
+        if rows.iter().any(|(_, latency)| latency.is_some()) {
+            writeln!(out, "latency, ms             p50       p95       p99     p99.9       max")?;
+        }
         for (name, latency) in rows {
             let Some(row) = latency else { continue };
             writeln!(

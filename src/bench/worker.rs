@@ -113,7 +113,9 @@ impl<'a> Worker<'a> {
 
     fn turn(&mut self) -> io::Result<()> {
         let before_ns = self.run.now_ns();
-        self.poller.wait(!self.queue.is_empty(), self.wake_ns(), before_ns)?;
+        let may_open = self.next_open < self.conns.len() && self.opening < self.opening_max;
+        let busy = may_open || !self.queue.is_empty();
+        self.poller.wait(busy, self.wake_ns(), before_ns)?;
         let now_ns = self.run.now_ns();
         self.collect_events();
         if self.pace.is_none() {
