@@ -14,6 +14,7 @@
 //! * [`session`] (4) one connected client, read side
 //! * [`listener`] (5) accept, permits, sockets
 //! * [`admin`] (6) HTTP for operators
+//! * [`bench`] (6) the load generator, for any broker
 //! * [`config`] (7) YAML and environment → each room's `Config`
 //! * [`broker`] (8) assembly and drain order
 //!
@@ -39,6 +40,8 @@ pub mod session;
 pub mod listener;
 
 pub mod admin;
+
+pub mod bench;
 
 pub mod config;
 

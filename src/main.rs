@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use sluice::broker::Broker;
+use sluice::bench::{self, BenchArgs};
 use sluice::config::{self, Config, Loaded};
 use sluice::telemetry::logging;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,23 +30,29 @@ struct Args {
     command: Option<Command>,
 }
 
-#[derive(Clone, Copy, Subcommand)]
+#[derive(Subcommand)]
 enum Command {
     /// Run the broker (the default).
     Serve,
     /// Check the configuration and show what differs from the built-in values.
     CheckConfig,
+    /// Put load on any MQTT broker, and prove that nothing was lost.
+    Bench(Box<BenchArgs>),
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let command = args.command.unwrap_or(Command::Serve);
+    if let Command::Bench(args) = command {
+        return bench::run(*args);
+    }
     let loaded = match config::load(args.config.as_deref(), &config::process_env) {
         Ok(loaded) => loaded,
         Err(faults) => return fail(BAD_CONFIG, &faults),
     };
-    match args.command.unwrap_or(Command::Serve) {
-        Command::Serve => serve(loaded),
+    match command {
         Command::CheckConfig => check_config(&loaded),
+        Command::Serve | Command::Bench(_) => serve(loaded),
     }
 }
 
