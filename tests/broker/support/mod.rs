@@ -1,0 +1,19 @@
+//! What the black-box tests stand on: a broker process, a client that speaks bytes, and a strict
+//! parser for what the broker sends.
+//!
+//! Comes in: the built `sluice` binary. Goes out: [`Broker`] and [`Client`]. Never: the broker's
+//! own codec, which must not be the judge of itself.
+
+mod client;
+mod harness;
+mod packets;
+mod parse;
+mod properties;
+mod random;
+
+pub(crate) use client::{Client, Closed};
+pub(crate) use harness::{Broker, Start};
+pub(crate) use parse::{AckKind, Packet, Publish, parse};
+pub(crate) use properties::{Properties, Property, Value};
+pub(crate) use random::Random;
+pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};
