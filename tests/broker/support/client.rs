@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::harness::Broker;
+use super::packets::{Connect, Level, hex, wire};
 use super::parse::{AckKind, Packet, Publish, parse};
 use super::properties::Properties;
-use super::packets::{Connect, Level, hex, wire};
 
 /// How long an answer may take before the test fails: long, because a loaded machine is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -159,7 +159,10 @@ impl Client {
     /// Waits for one acknowledgement; what else arrives meanwhile is kept.
     #[track_caller]
     pub(crate) fn acknowledged(&mut self, kind: AckKind, id: u16) -> u8 {
-        let wanted = |packet: &Packet| matches!(packet, Packet::Ack { kind: k, id: i, .. } if *k == kind && *i == id);
+        let wanted = |packet: &Packet| match packet {
+            Packet::Ack { kind: other, id: other_id, .. } => (*other, *other_id) == (kind, id),
+            _ => false,
+        };
         match self.wait_for(wanted) {
             Packet::Ack { code, .. } => code,
             other => unreachable!("{other:?} was not asked for"),

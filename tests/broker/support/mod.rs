@@ -13,7 +13,7 @@ mod random;
 
 pub(crate) use client::{Client, Closed};
 pub(crate) use harness::{Broker, Start};
+pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};
 pub(crate) use parse::{AckKind, Packet, Publish, parse};
 pub(crate) use properties::{Properties, Property, Value};
 pub(crate) use random::Random;
-pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};

@@ -1,8 +1,8 @@
 //! A strict parser for what a server sends (CON-14): every reserved bit, length, code and property
 //! is checked, so that each test is also a conformance test of the bytes it got.
 
-use super::properties::Properties;
 use super::packets::Level;
+use super::properties::Properties;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckKind {
