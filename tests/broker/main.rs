@@ -12,6 +12,7 @@ mod connect;
 mod foreign;
 mod keepalive;
 mod malformed;
+mod stateful;
 mod strict;
 mod subscribe;
 mod topics;

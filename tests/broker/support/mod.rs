@@ -6,14 +6,15 @@
 
 mod client;
 mod harness;
+mod matching;
 mod packets;
 mod parse;
 mod properties;
 mod random;
 
-pub(crate) use client::{Client, Closed};
+pub(crate) use client::Client;
 pub(crate) use harness::{Broker, Start};
+pub(crate) use matching::matches;
 pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};
-pub(crate) use parse::{AckKind, Packet, Publish, parse};
-pub(crate) use properties::{Properties, Property, Value};
+pub(crate) use parse::{AckKind, Packet, parse};
 pub(crate) use random::Random;
