@@ -127,6 +127,8 @@ const scenarios = {
   },
 
   async resume() {
+    // mqtt hands a QoS 2 message on at its PUBREL, so the two kinds would overtake each other.
+    const qosOf = (number) => (number < 25 ? 1 : 2);
     for (const level of LEVELS) {
       const name = `js-resume-${level}`;
       let peer = await Peer.connect(name, level, { persistent: true });
@@ -134,14 +136,14 @@ const scenarios = {
       await peer.leave();
       const publisher = await Peer.connect('js-publisher', level);
       for (let number = 0; number < 50; number += 1) {
-        await publisher.publish('js/resume', `${number}`, { qos: 1 + (number % 2) });
+        await publisher.publish('js/resume', `${number}`, { qos: qosOf(number) });
       }
       await publisher.leave();
       peer = await Peer.connect(name, level, { persistent: true });
       if (level > 3) assert.strictEqual(peer.connack.sessionPresent, true);
       for (let number = 0; number < 50; number += 1) {
         const { payload, packet } = await peer.take();
-        assert.deepStrictEqual([payload, packet.qos], [`${number}`, 1 + (number % 2)]);
+        assert.deepStrictEqual([payload, packet.qos], [`${number}`, qosOf(number)]);
       }
       await peer.nothing();
       await peer.leave();

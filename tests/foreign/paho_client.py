@@ -114,6 +114,10 @@ def retained():
 
 
 def resume():
+    # paho hands a QoS 2 message on at its PUBREL, so the two kinds would overtake each other.
+    def qos(number):
+        return 1 if number < 25 else 2
+
     for version in VERSIONS:
         name = f"paho-resume-{version}"
         peer = Peer(name, version, persistent=True)
@@ -121,14 +125,14 @@ def resume():
         peer.leave()
         publisher = Peer("paho-publisher", version)
         for number in range(50):
-            publisher.publish("paho/resume", f"{number}", 1 + number % 2)
+            publisher.publish("paho/resume", f"{number}", qos(number))
         publisher.leave()
         peer = Peer(name, version, persistent=True)
         if version != mqtt.MQTTv31:
             assert peer.flags.session_present
         for number in range(50):
             message = peer.take()
-            assert (message.payload, message.qos) == (str(number).encode(), 1 + number % 2)
+            assert (message.payload, message.qos) == (str(number).encode(), qos(number))
         peer.nothing()
         peer.leave()
 
