@@ -1,0 +1,18 @@
+//! Black-box tests: each starts the real `sluice` binary on its own folder and ports, and speaks
+//! bytes to it. The doc comment of a test names the row of the field reports that it makes
+//! impossible. Every byte that the broker sends goes through a strict parser (CON-14).
+
+#![allow(clippy::unwrap_used, reason = "in a test, unwrap is an assertion")]
+#![allow(clippy::print_stderr, reason = "the log of a failed broker goes to the test's output")]
+#![allow(clippy::disallowed_types, reason = "these tests run beside the broker, in real time")]
+
+mod support;
+
+mod connect;
+mod foreign;
+mod keepalive;
+mod malformed;
+mod stateful;
+mod strict;
+mod subscribe;
+mod topics;

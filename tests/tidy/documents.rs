@@ -1,0 +1,191 @@
+//! Names in documents must exist: the life of a PUBLISH, and the table of requirements.
+
+use std::collections::BTreeSet;
+
+use crate::source::{Source, words};
+
+/// How many stops one PUBLISH makes, and so how many rows the table has at least.
+const STOPS: usize = 12;
+
+/// Checks the table under the heading "Life of a PUBLISH". In a row, every `file.rs` (from the
+/// top or from `src`) must exist, and a plain name after it must be a function in that file.
+pub(crate) fn life_of_a_publish(text: &str, files: &[Source]) -> Vec<String> {
+    let Some(section) = section(text, "life of a publish") else {
+        return vec!["ARCHITECTURE.md: no heading \"Life of a PUBLISH\"".to_owned()];
+    };
+    let mut faults = Vec::new();
+    let mut rows = 0;
+    for row in section.iter().filter(|line| is_row(line)) {
+        let stop = row.split('|').nth(2).unwrap_or("");
+        let mut file = None;
+        for name in ticked(stop) {
+            if name.ends_with(".rs") {
+                let found =
+                    files.iter().find(|f| f.path == name || f.path == format!("src/{name}"));
+                if found.is_none() {
+                    faults.push(format!("ARCHITECTURE.md: `{name}` doesn't exist"));
+                }
+                rows += usize::from(file.is_none());
+                file = found;
+            } else if let Some(file) = file
+                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+                && !has_function(file, name)
+            {
+                faults.push(format!("ARCHITECTURE.md: `{}` has no function `{name}`", file.path));
+            }
+        }
+    }
+    if rows < STOPS && faults.is_empty() {
+        faults.push(format!("ARCHITECTURE.md: {rows} stops with a file; there are {STOPS}"));
+    }
+    faults
+}
+
+fn section<'a>(text: &'a str, heading: &str) -> Option<Vec<&'a str>> {
+    let mut lines = text
+        .lines()
+        .skip_while(|line| !(line.starts_with('#') && line.to_lowercase().contains(heading)));
+    lines.next()?;
+    Some(lines.take_while(|line| !line.starts_with('#') || line.starts_with("###")).collect())
+}
+
+/// A row of a table's body: not the line of dashes, not (as it names no number or id) the head.
+fn is_row(line: &str) -> bool {
+    line.starts_with('|') && line.bytes().any(|b| b.is_ascii_digit()) && !line.starts_with("|--")
+}
+
+fn ticked(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+fn has_function(file: &Source, name: &str) -> bool {
+    words(&file.code, name).any(|at| {
+        words(file.code[..at].trim_end(), "fn")
+            .last()
+            .is_some_and(|function| function + 2 == file.code[..at].trim_end().len())
+    })
+}
+
+/// Checks `docs/requirements.md`: rows `| id, id | ... | `tests/file.rs` `function`, ... |`. Each
+/// row names at least one test, each test exists, and each id that is due has a row.
+pub(crate) fn requirements(text: &str, files: &[Source]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (index, row) in text.lines().enumerate().filter(|(_, line)| is_row(line)) {
+        let at = format!("docs/requirements.md:{}", index + 1);
+        let ids = row.split('|').nth(1).unwrap_or("");
+        seen.extend(ids.split([',', ' ', '`', '*']).filter(|id| !id.is_empty()));
+        let mut file: Option<&Source> = None;
+        let mut tests = 0;
+        for name in ticked(row) {
+            let (path, function) = name.split_once("::").unwrap_or((name, name));
+            if path.ends_with(".rs") {
+                file = files.iter().find(|file| file.path == path);
+                if file.is_none() {
+                    faults.push(format!("{at}: `{path}` doesn't exist"));
+                    tests += 1;
+                }
+                if path == function {
+                    continue;
+                }
+            }
+            let Some(file) = file else { continue };
+            tests += 1;
+            if !has_test(file, function) {
+                faults.push(format!("{at}: `{}` has no test `{function}`", file.path));
+            }
+        }
+        if tests == 0 {
+            faults.push(format!("{at}: the row names no test"));
+        }
+    }
+    let missing = due().into_iter().filter(|id| !seen.contains(id.as_str()));
+    faults.extend(missing.map(|id| format!("docs/requirements.md: {id} has no row")));
+    faults
+}
+
+/// A function under an attribute that makes it a test.
+fn has_test(file: &Source, name: &str) -> bool {
+    let lines: Vec<&str> = file.code.lines().collect();
+    let is_it = |line: &str| {
+        words(line, name)
+            .any(|at| line[..at].trim_end().ends_with("fn") && has_function(file, name))
+    };
+    lines.iter().enumerate().filter(|(_, line)| is_it(line)).any(|(index, _)| {
+        let above = lines[..index].iter().rev().map(|line| line.trim());
+        above
+            .take_while(|line| !line.ends_with(['}', ';', '{']))
+            .any(|line| line.starts_with("#[") && line.contains("test"))
+    })
+}
+
+/// The rows of the field reports that one node without TLS and WebSocket can prove, and the ten
+/// invariants of ARCHITECTURE.md.
+fn due() -> Vec<String> {
+    const REPORTS: [(&str, &[u8]); 15] = [
+        ("TKO", &[1, 2, 4, 6, 7, 8]),
+        ("SES", &[1, 2, 5, 6, 7, 8, 10, 11, 12]),
+        ("WIL", &[1, 2, 3, 4, 5, 8, 9, 10, 12, 14]),
+        ("RET", &[1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14, 15, 17, 18, 19]),
+        ("SUB", &[2, 3, 5, 6, 7, 8, 9, 10, 11]),
+        ("FLO", &[1, 2, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15]),
+        ("QOS", &[1, 2, 4, 5, 6, 8, 10, 11, 12, 13]),
+        ("ORD", &[1, 2, 4, 5, 6]),
+        ("TOP", &[1, 2, 3, 5, 6, 7, 8, 9, 11]),
+        ("CON", &[1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 14]),
+        ("PRP", &[1, 3, 4, 5, 6, 8, 9, 10]),
+        ("KAL", &[1, 2, 3, 4, 6]),
+        ("PAR", &[1, 3, 5, 6, 7, 8, 9]),
+        ("CLI", &[1, 2, 4, 5]),
+        ("STO", &[1, 3, 9, 11, 12]),
+    ];
+    let report = |(kind, numbers): (&str, &[u8])| -> Vec<String> {
+        numbers.iter().map(|number| format!("{kind}-{number:02}")).collect()
+    };
+    let invariants = (1..=10).map(|number| format!("INV-{number}"));
+    REPORTS.into_iter().flat_map(report).chain(invariants).collect()
+}
+
+#[cfg(test)]
+mod on_purpose {
+    use super::{due, life_of_a_publish, requirements};
+    use crate::source::Source;
+
+    fn file() -> Source {
+        let text = "#[test]\nfn proves() {}\n\nfn helper() {}\n\n/// X-1\n#[tokio::test]\n\
+                    async fn waits() {}\n";
+        Source::new("tests/a.rs", text)
+    }
+
+    #[test]
+    fn a_requirement_without_a_real_test_is_found() {
+        let rows: String =
+            due().iter().map(|id| format!("| {id} | `tests/a.rs` `proves` |\n")).collect();
+        assert_eq!(requirements(&rows, &[file()]), Vec::<String>::new());
+        let both = format!("{rows}| X-1, X-2 | text | `tests/a.rs::waits`, `proves` |\n");
+        assert_eq!(requirements(&both, &[file()]), Vec::<String>::new());
+        for bad in ["`tests/a.rs` `gone`", "`tests/a.rs` `helper`", "`tests/b.rs` `proves`", "none"]
+        {
+            let faults = requirements(&format!("{rows}| X-1 | {bad} |\n"), &[file()]);
+            assert_eq!(faults.len(), 1, "{bad}: {faults:?}");
+        }
+        let short = rows.replace("TKO-01", "TKO-99");
+        assert_eq!(requirements(&short, &[file()]), ["docs/requirements.md: TKO-01 has no row"]);
+    }
+
+    #[test]
+    fn a_stop_that_is_gone_is_found() {
+        let files = [Source::new("src/a/mod.rs", "pub fn run() {}\n")];
+        let table = |stop: &str| {
+            let rows: String = (1..=12).map(|n| format!("| {n} | {stop} | x `y` |\n")).collect();
+            format!(
+                "# A\n## Life of a PUBLISH\n| # | stop |\n|---|---|\n{rows}## B\n| 1 | `b.rs` |\n"
+            )
+        };
+        assert_eq!(life_of_a_publish(&table("`a/mod.rs` `run`"), &files), Vec::<String>::new());
+        for bad in ["`a/gone.rs` `run`", "`src/a/mod.rs` `walk`", "somewhere"] {
+            assert!(!life_of_a_publish(&table(bad), &files).is_empty(), "{bad}");
+        }
+        assert_eq!(life_of_a_publish("# Nothing\n", &files).len(), 1);
+    }
+}
