@@ -18,6 +18,7 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
+    #[allow(clippy::disallowed_methods, reason = "this is what everybody else calls instead")]
     tokio::spawn(Named { name, future })
 }
 

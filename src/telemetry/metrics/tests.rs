@@ -101,11 +101,11 @@ fn the_process_tells_about_itself() {
 fn the_manual_lists_exactly_the_metrics_there_are() {
     let mut text = String::from(
         "# Metrics\n\n\
-         `GET /actuator/prometheus` on `HTTP_BIND_PORT` (8083). This page is made from the catalogue \
-         in\n`src/telemetry/metrics`; a test compares them. Names are TBMQ's where TBMQ has the \
-         thing. No label takes its\nvalues from traffic, so the number of series is fixed. A \
-         histogram `x_seconds` gives `x_seconds_bucket`,\n`x_seconds_sum` and `x_seconds_count`. \
-         Values are this node's.\n\n\
+         `GET /actuator/prometheus` on `HTTP_BIND_PORT` (8083). This page is made from the \
+         catalogue in\n`src/telemetry/metrics`; a test compares them. Names are TBMQ's where TBMQ \
+         has the thing. No label takes its\nvalues from traffic, so the number of series is \
+         fixed. A histogram `x_seconds` gives `x_seconds_bucket`,\n`x_seconds_sum` and \
+         `x_seconds_count`. Values are this node's.\n\n\
          | Name | Type | Labels | Meaning |\n|---|---|---|---|\n",
     );
     for family in families() {
@@ -121,5 +121,5 @@ fn the_manual_lists_exactly_the_metrics_there_are() {
         std::fs::write(&path, &text).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(written == text, "docs/metrics.md is not current: UPDATE_DOCS=1 cargo test metrics");
+    assert!(written == text, "docs/metrics.md: UPDATE_DOCS=1 cargo test metrics");
 }
