@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use sluice::broker::Broker;
 use sluice::bench::{self, BenchArgs};
 use sluice::config::{self, Config, Loaded};
-use sluice::telemetry::logging;
+use sluice::telemetry;
 use tokio::signal::unix::{SignalKind, signal};
 
 #[global_allocator]
@@ -77,7 +77,7 @@ fn check_config(loaded: &Loaded) -> ExitCode {
 }
 
 fn serve(loaded: Loaded) -> ExitCode {
-    if let Err(fault) = logging::init() {
+    if let Err(fault) = telemetry::init_logging() {
         return fail(BAD_CONFIG, &fault);
     }
     for warning in &loaded.warnings {

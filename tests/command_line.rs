@@ -1,5 +1,7 @@
 //! The program as an operator starts it: arguments, configuration files, exit codes.
 
+#![allow(clippy::unwrap_used, reason = "in a test, unwrap is an assertion")]
+
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

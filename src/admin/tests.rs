@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::telemetry::task;
 
 struct Said(Mutex<Vec<Component>>);
 
@@ -44,9 +45,12 @@ async fn open(config: Config) -> Door {
     let admin = Admin::bind(&config, info, health.clone()).await.unwrap();
     let address = admin.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
-    let task = tokio::spawn(admin.run(async move {
-        let _ended: Result<(), oneshot::error::RecvError> = stopped.await;
-    }));
+    let task = task::spawn(
+        "admin",
+        admin.run(async move {
+            let _ended: Result<(), oneshot::error::RecvError> = stopped.await;
+        }),
+    );
     Door { address, health, stop, task }
 }
 
@@ -142,7 +146,7 @@ async fn idle_connections_are_closed_so_that_others_get_in() {
     for _ in 0..limits::ADMIN_CONNECTIONS {
         idle.push(TcpStream::connect(door.address).await.unwrap());
     }
-    let late = tokio::spawn(get(door.address, "/actuator/info"));
+    let late = task::spawn("late", get(door.address, "/actuator/info"));
     let all_closed = async {
         for stream in &mut idle {
             let mut byte = [0];

@@ -101,11 +101,12 @@ fn the_manual_says_what_the_file_says() {
     let raw = built_in();
     let mut text = String::from(
         "# Configuration\n\n\
-         This page is made from the comments of `config/sluice.yml`; a test compares them. Keys and \
-         environment\nvariables are TBMQ's wherever TBMQ has the thing, and a TBMQ file starts as it \
-         is: keys that have no effect here\nare named once in a warning. A key that nobody knows, and \
-         a value of another form than the one below, stop the\nstart; all faults are reported at \
-         once, with exit code 2. `sluice check-config --config FILE` does only that.\n\n\
+         This page is made from the comments of `config/sluice.yml`; a test compares them. Keys \
+         and environment\nvariables are TBMQ's wherever TBMQ has the thing, and a TBMQ file \
+         starts as it is: keys that have no effect here\nare named once in a warning. A key that \
+         nobody knows, and a value of another form than the one below, stop the\nstart; all \
+         faults are reported at once, with exit code 2. `sluice check-config --config FILE` does \
+         only that.\n\n\
          `\"${NAME:value}\"` in a file means: the environment variable `NAME` if it is set, else \
          `value`. A key that your own\nfile leaves out has the variable and the value below; one \
          that it gives as a plain value is final. KB means 1024\nbytes.\n\n\

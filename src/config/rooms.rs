@@ -150,17 +150,6 @@ fn routing(r: &mut Reader<'_>) -> routing::Config {
         ),
         retained_max_count: r.limit("mqtt.retain-msg.max-count", "messages", PIB),
         retained_max_bytes: r.limit("mqtt.retain-msg.max-bytes", "bytes", PIB),
-        device_queue_messages: r.size(
-            "mqtt.persistent-session.device.persisted-messages.limit",
-            "messages",
-            1..=limits::QUEUE_MESSAGES_MAX as u64,
-        ),
-        device_message_ttl: seconds(
-            r,
-            "mqtt.persistent-session.device.persisted-messages.ttl",
-            1,
-            U32_MAX,
-        ),
         device_persisted_rate: rate(
             r,
             "mqtt.rate-limits.device-persisted-messages.enabled",
@@ -220,6 +209,17 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
             checkpoint_period: millis(r, "storage.embedded.checkpoint-interval-ms", 10, 600_000),
             min_free_bytes: r.number("storage.embedded.min-free-bytes", "bytes", 0..=PIB),
         },
+        device_queue_messages: r.size(
+            "mqtt.persistent-session.device.persisted-messages.limit",
+            "messages",
+            1..=limits::QUEUE_MESSAGES_MAX as u64,
+        ),
+        device_message_ttl: seconds(
+            r,
+            "mqtt.persistent-session.device.persisted-messages.ttl",
+            1,
+            U32_MAX,
+        ),
     }
 }
 

@@ -14,10 +14,6 @@ pub struct Config {
     pub retained_max_count: Option<u64>,
     /// Bytes of retained messages; `None`: no limit. More: refused with 0x97.
     pub retained_max_bytes: Option<u64>,
-    /// Messages in a DEVICE client's durable queue (DEV-5). Full: the oldest go first.
-    pub device_queue_messages: usize,
-    /// Life of a queued message whose publisher gave it no expiry (DEV-6).
-    pub device_message_ttl: Duration,
     /// Copies into durable queues (DEV-7); `None`: not limited.
     pub device_persisted_rate: Option<RateWindows>,
 }

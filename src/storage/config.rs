@@ -8,6 +8,10 @@ pub use super::embedded::wal::SyncMode;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub embedded: EmbeddedConfig,
+    /// Messages in a DEVICE client's durable queue (DEV-5). Full: the oldest go first.
+    pub device_queue_messages: usize,
+    /// Life of a queued message whose publisher gave it no expiry (DEV-6).
+    pub device_message_ttl: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 pub mod clock;
 mod config;
 mod drop_reason;
-pub mod logging;
+mod logging;
 pub mod metrics;
 mod non_writable;
 pub mod task;
@@ -16,5 +16,6 @@ mod throttle;
 
 pub use config::{Config, RateWindow, RateWindows};
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
+pub use logging::{DEFAULT_FILTER, LoggingError, init as init_logging};
 pub use non_writable::NonWritable;
 pub use throttle::Throttle;

@@ -2,11 +2,13 @@
 //! absent, never wrong.
 
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::OnceLock;
 
+use rustix::param::clock_ticks_per_second;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::super::clock::wall_ms;
 use super::{Series, Source};
 
 const fn gauge(name: &'static str, help: &'static str, read: fn() -> Option<f64>) -> Series {
@@ -32,7 +34,7 @@ pub(super) const SERIES: [Series; 6] = [
     gauge(
         "process_start_time_seconds",
         "When this process started, in seconds since 1970-01-01 UTC.",
-        || Some(start_time_seconds()),
+        start_time_seconds,
     ),
 ];
 
@@ -56,14 +58,20 @@ fn max_fds() -> Option<f64> {
     getrlimit(Resource::Nofile).current.map(|limit| limit as f64)
 }
 
-/// Read once, from the age of the process's folder in `/proc`; good to a second.
-fn start_time_seconds() -> f64 {
-    static START: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
+/// The kernel counts it in ticks since boot; good to about a hundredth of a second.
+fn start_time_seconds() -> Option<f64> {
+    static START: OnceLock<Option<f64>> = OnceLock::new();
     *START.get_or_init(|| {
-        fs::metadata("/proc/self")
-            .and_then(|meta| meta.modified())
-            .unwrap_or_else(|_| SystemTime::now())
-            .duration_since(UNIX_EPOCH)
-            .map_or(0.0, |since| since.as_secs_f64())
+        let stat = fs::read_to_string("/proc/self/stat").ok()?;
+        // The second field is the program's name in brackets and may hold blanks and brackets.
+        let (_, fields) = stat.rsplit_once(')')?;
+        let ticks: f64 = fields.split_whitespace().nth(START_FIELD)?.parse().ok()?;
+        let since_boot = ticks / clock_ticks_per_second() as f64;
+        let uptime = fs::read_to_string("/proc/uptime").ok()?;
+        let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+        Some(wall_ms() as f64 / 1000.0 - (uptime - since_boot))
     })
 }
+
+/// `starttime` is the 22nd field; two are before the bracket closes.
+const START_FIELD: usize = 19;
