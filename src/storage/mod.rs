@@ -13,9 +13,8 @@ pub mod record;
 pub use embedded::{Embedded, EmbeddedConfig, Stores};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability,
-    Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position, PublishLog,
-    QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId, StorageError,
-    Table, TokenBucket,
+    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,
+    PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
+    StorageError, Table, TokenBucket,
 };
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};

@@ -13,8 +13,8 @@ use super::{Backend, Factory, Options};
 use crate::mqtt::{ClientId, Delivery, PacketId, QoS};
 use crate::storage::{
     AppendOutcome, AppendSink, Appended, Batch, BatchBuilder, Committed, Durability, Follower,
-    IdRun, Kind, LogBatch, LogConsumer, LogItem, MessageRef, MessageView, Page, Position, Publisher,
-    QueueAppend, QueueEntry, QueueKey, Row, SourceId, Stores, Table,
+    IdRun, Kind, LogBatch, LogConsumer, LogItem, MessageRef, MessageView, Page, Position,
+    Publisher, QueueAppend, QueueEntry, QueueKey, Row, SourceId, Stores, Table,
 };
 
 /// Nothing in a case takes long; what does is stuck.
@@ -266,7 +266,8 @@ impl Harness {
     }
 
     pub async fn next(&mut self) -> LogBatch {
-        let batch = soon("a batch", self.stores.consumer().next()).await.expect("a healthy log reads");
+        let batch =
+            soon("a batch", self.stores.consumer().next()).await.expect("a healthy log reads");
         assert!(!batch.items.is_empty(), "a batch is never empty");
         self.read = batch.end;
         batch

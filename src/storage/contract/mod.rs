@@ -28,8 +28,8 @@ pub use queue_cases::{
     an_exact_cursor_spares_the_dup_flag, calls_for_another_incarnation_change_nothing,
     entries_get_rising_sequences_and_read_back, expiry_is_the_publishers_or_the_default,
     over_the_limit_the_oldest_go, pages_obey_their_bounds, received_entries_are_never_trimmed,
-    received_marks_show_once_settled, removal_ends_the_queue, reserved_runs_show_until_acknowledged,
-    the_bucket_gives_what_it_has,
+    received_marks_show_once_settled, removal_ends_the_queue,
+    reserved_runs_show_until_acknowledged, the_bucket_gives_what_it_has,
 };
 pub use random::queues_survive_any_mix_of_crashes;
 pub use recovery_cases::{

@@ -76,11 +76,8 @@ pub async fn marks_and_runs_survive_a_crash(factory: &dyn Factory) {
         assert_eq!(state.runs, [run(1, 10, 8)], "round {round}");
         assert!(state.sent_below >= 4, "round {round}: a resend carries DUP=1");
         let page = harness.page(&queue, 1, 0, 9).await;
-        let found: Vec<(u64, String, bool)> = page
-            .messages
-            .iter()
-            .map(|one| (one.seq, text(&one.message), one.received))
-            .collect();
+        let found: Vec<(u64, String, bool)> =
+            page.messages.iter().map(|one| (one.seq, text(&one.message), one.received)).collect();
         let expected =
             [(1, "a".to_owned(), false), (2, "b".to_owned(), true), (3, "c".to_owned(), false)];
         assert_eq!(found, expected, "round {round}");

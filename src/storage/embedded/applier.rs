@@ -66,9 +66,7 @@ impl Machine {
             FrameKind::Rows => {
                 let rows = match &frame.live {
                     Some(Live::Rows(rows)) => Arc::clone(rows),
-                    Some(Live::Batch(_) | Live::Direct(_)) | None => {
-                        read_rows(&frame.body)?.into()
-                    }
+                    Some(Live::Batch(_) | Live::Direct(_)) | None => read_rows(&frame.body)?.into(),
                 };
                 self.rows(offset, &rows, rows_relaxed(&frame.head)?);
             }
@@ -141,9 +139,8 @@ pub(super) fn replay(
             }
             Ok(())
         }
-        FrameKind::Received
-        | FrameKind::IdRun
-        | FrameKind::QueueOpen
-        | FrameKind::QueueRemove => queues.apply(offset, kind, head),
+        FrameKind::Received | FrameKind::IdRun | FrameKind::QueueOpen | FrameKind::QueueRemove => {
+            queues.apply(offset, kind, head)
+        }
     }
 }

@@ -19,9 +19,7 @@ use super::format::key_bytes;
 use super::projection::{Changes, Projection, Space};
 use super::queue::{Effect, Queue};
 use super::queues::Queues;
-use super::records::{
-    CHECKPOINT_KEY, Checkpoint, EntryRecord, Stored, entry_key, queue_record,
-};
+use super::records::{CHECKPOINT_KEY, Checkpoint, EntryRecord, Stored, entry_key, queue_record};
 use super::tables::Tables;
 use super::wal::Wal;
 use crate::storage::{QueueKey, StorageError};

@@ -133,10 +133,8 @@ impl Feed {
         }
         let (mut items, mut bytes, mut messages) = (Vec::new(), 0, 0);
         while bytes < self.bounds.batch_bytes && messages < self.bounds.batch_messages {
-            let retained = matches!(
-                state.ring.front(),
-                Some(Waiting { item: Item::Retained(_), .. })
-            );
+            let retained =
+                matches!(state.ring.front(), Some(Waiting { item: Item::Retained(_), .. }));
             if retained && !items.is_empty() {
                 break;
             }

@@ -189,7 +189,8 @@ impl Queue {
         let Some(seq) = self.meta.live.above(0).find(|seq| !received.contains(seq)) else {
             return false;
         };
-        let in_flight = self.meta.runs.iter().any(|run| (run.first_seq..run_end(run)).contains(&seq));
+        let in_flight =
+            self.meta.runs.iter().any(|run| (run.first_seq..run_end(run)).contains(&seq));
         if in_flight {
             self.trimmed.insert(seq);
             if self.trimmed.len() > TRIMMED {
@@ -366,9 +367,7 @@ impl Queue {
 
     /// Something is left to write or to let go.
     pub(super) fn unsettled(&self) -> bool {
-        !self.deletes.is_empty()
-            || self.stored_below < self.meta.next_seq
-            || !self.hot.is_empty()
+        !self.deletes.is_empty() || self.stored_below < self.meta.next_seq || !self.hot.is_empty()
     }
 }
 

@@ -12,9 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::format::{read_queue_frame, read_received_frame, read_run_frame};
 use super::queue::{Effect, Queue, QueueMeta};
 use super::wal::FrameKind;
-use crate::storage::{
-    Appended, QueueAppend, QueueKey, QueueState, QueuedMessage, StorageError,
-};
+use crate::storage::{Appended, QueueAppend, QueueKey, QueueState, QueuedMessage, StorageError};
 use crate::telemetry::{Direction, DropReason, dropped};
 
 const SHARDS: usize = 64;
@@ -66,7 +64,11 @@ impl Shard {
 pub(super) enum Plan {
     Hot(Vec<QueuedMessage>, u64),
     /// These sequences of the queue with this number must be read from the projection.
-    Cold { number: u64, seqs: Vec<u64>, next_seq: u64 },
+    Cold {
+        number: u64,
+        seqs: Vec<u64>,
+        next_seq: u64,
+    },
 }
 
 impl Queues {

@@ -127,12 +127,7 @@ impl Checkpointer {
     }
 
     /// Up to a page of entries that point below `end`, and whether there may be more.
-    fn pointers(
-        &self,
-        number: u64,
-        from: u64,
-        end: u64,
-    ) -> Result<(Vec<u64>, bool), StorageError> {
+    fn pointers(&self, number: u64, from: u64, end: u64) -> Result<(Vec<u64>, bool), StorageError> {
         const PAGE: usize = 1000;
         let (mut seqs, mut more) = (Vec::new(), false);
         let (from, to) = (entry_key(number, from), entry_key(number + 1, 0));

@@ -45,8 +45,7 @@ pub use types::{Applier, Driver, Frame, FrameKind, Live, SegmentInfo, SyncMode, 
 pub type Replay<'a> = &'a mut dyn FnMut(u64, FrameKind, Bytes, Bytes) -> Result<(), StorageError>;
 
 /// Takes a frame that was read back (offset, kind, head, body), or refuses it with `false`.
-pub type Visit<'a> =
-    &'a mut dyn FnMut(u64, FrameKind, &Bytes, Bytes) -> Result<bool, StorageError>;
+pub type Visit<'a> = &'a mut dyn FnMut(u64, FrameKind, &Bytes, Bytes) -> Result<bool, StorageError>;
 
 /// The log; clones are handles to the same one. When the last handle goes, the log stops.
 #[derive(Clone, Debug)]

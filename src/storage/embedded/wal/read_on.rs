@@ -25,18 +25,18 @@ struct Chunk {
 
 /// What stands at an offset.
 enum Found {
-    Frame { kind: FrameKind, head: Bytes, body: Bytes, next: u64 },
+    Frame {
+        kind: FrameKind,
+        head: Bytes,
+        body: Bytes,
+        next: u64,
+    },
     /// The segment's frames end here.
     End,
 }
 
 impl Segments {
-    pub(super) fn scan(
-        &self,
-        from: u64,
-        to: u64,
-        visit: Visit<'_>,
-    ) -> Result<u64, StorageError> {
+    pub(super) fn scan(&self, from: u64, to: u64, visit: Visit<'_>) -> Result<u64, StorageError> {
         let (mut at, mut chunk) = (from, None);
         while at < to {
             let inside = chunk.take().filter(|chunk: &Chunk| (chunk.base..chunk.end).contains(&at));
@@ -62,7 +62,9 @@ impl Segments {
     /// The segment that holds `offset`, or the first one above it.
     fn chunk_at(&self, offset: u64) -> Result<Option<Chunk>, StorageError> {
         let infos = self.infos();
-        let Some(info) = infos.iter().find(|info| offset.max(info.base) < info.end) else { return Ok(None) };
+        let Some(info) = infos.iter().find(|info| offset.max(info.base) < info.end) else {
+            return Ok(None);
+        };
         let (base, end, file) = self.file_at(offset.max(info.base))?;
         Ok(Some(Chunk { base, end, file, start: base, bytes: Bytes::new() }))
     }

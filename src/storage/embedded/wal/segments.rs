@@ -158,7 +158,10 @@ impl Segments {
         Ok((kind, head, data.slice(header.head_len as usize..)))
     }
 
-    pub(super) fn file_at(&self, offset: u64) -> Result<(u64, u64, Arc<dyn DiskFile>), StorageError> {
+    pub(super) fn file_at(
+        &self,
+        offset: u64,
+    ) -> Result<(u64, u64, Arc<dyn DiskFile>), StorageError> {
         let mut list = self.list.lock();
         let index = list.segments.partition_point(|segment| segment.base <= offset);
         let log_end = self.end();
