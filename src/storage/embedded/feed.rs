@@ -201,14 +201,15 @@ impl Feed {
         (state.commit.0, Arc::clone(&state.commit.1))
     }
 
-    /// Bytes and oldest age of what waits.
-    pub(super) fn lag(&self) -> (u64, u64) {
+    /// Bytes and oldest age of what waits; `applied` is where the log ends by now.
+    pub(super) fn lag(&self, applied: u64) -> (u64, u64) {
         let state = self.state.lock();
         let idle = state.ring.is_empty() && state.at >= state.front && state.passed >= state.at;
-        if idle {
+        if idle && state.end >= applied {
             return (0, 0);
         }
-        (state.end.saturating_sub(state.passed), wall_ms().saturating_sub(state.oldest_ms))
+        let end = state.end.max(applied);
+        (end.saturating_sub(state.passed), wall_ms().saturating_sub(state.oldest_ms))
     }
 
     #[cfg(test)]

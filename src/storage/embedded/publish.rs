@@ -1,6 +1,7 @@
 //! The `PublishLog`: batches become frames, and one consumer gets them back in order.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -24,6 +25,7 @@ pub(super) struct PublishPort {
     pub(super) tables: Arc<Tables>,
     pub(super) blocking: Blocking,
     pub(super) loaded_below: u64,
+    pub(super) applied: Arc<AtomicU64>,
     /// Why checkpoints fail, when they do.
     pub(super) trouble: Arc<Mutex<Option<String>>>,
 }
@@ -81,7 +83,7 @@ impl PublishLog for PublishPort {
     }
 
     fn lag(&self) -> (u64, u64) {
-        self.feed.lag()
+        self.feed.lag(self.applied.load(Ordering::Acquire))
     }
 
     fn trouble(&self) -> Option<String> {

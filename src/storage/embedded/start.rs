@@ -62,7 +62,9 @@ fn build(
 ) -> Result<(Embedded, Stores), StorageError> {
     let Recovered { wal, tables, queues, checkpoint } = recover(disk, &*projection, &config)?;
     let end = wal.end();
-    let Checkpoint { committed, state, .. } = checkpoint.clone();
+    // Nothing stands below the first segment: a log without a commit begins there.
+    let committed = checkpoint.committed.max(wal.first());
+    let state = checkpoint.state.clone();
     let feed = Arc::new(Feed::new(config.feed(), wal.incarnation(), committed, state, end));
     let kick = Arc::new(Kick::new(config.hot_bytes));
     let applied = Arc::new(AtomicU64::new(end));
@@ -86,6 +88,7 @@ fn build(
             tables: Arc::clone(&tables),
             blocking,
             loaded_below: end,
+            applied: Arc::clone(&applied),
             trouble: Arc::clone(&trouble),
         }),
         tables: Arc::new(TablePort {

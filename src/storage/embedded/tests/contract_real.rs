@@ -50,6 +50,7 @@ impl Backend for RealBackend {
         Box::pin(async {
             let (embedded, _) = self.open.take().expect("a backend under test is open");
             embedded.stop().expect("stops");
+            drop(embedded);
             self.reopen();
         })
     }

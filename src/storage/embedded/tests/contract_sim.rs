@@ -54,6 +54,7 @@ impl Backend for SimBackend {
         Box::pin(async {
             let (embedded, _) = self.open.take().expect("a backend under test is open");
             embedded.stop().expect("stops");
+            drop(embedded);
             self.reopen();
         })
     }

@@ -150,16 +150,18 @@ impl Engine {
     }
 
     /// The loop on a thread.
-    pub(super) fn run(mut self, trouble: &Mutex<Option<String>>) {
+    pub(super) fn run(self, trouble: &Mutex<Option<String>>) {
         let _ended = Ended { queue: Arc::clone(&self.queue), trouble };
+        // Dropped before the guard, so that its group settles before what waits behind it.
+        let mut engine = self;
         loop {
-            match self.step() {
+            match engine.step() {
                 Step::Again => {}
-                Step::Sleep(at_most) => self.queue.sleep(at_most),
+                Step::Sleep(at_most) => engine.queue.sleep(at_most),
                 Step::Stop => break,
             }
         }
-        self.writer.close();
+        engine.writer.close();
     }
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! segment file: <base, 16 hex digits>.wal = header block (4096 bytes), then frames
 //! header, little endian: magic 8 · version u32 · crc u32 · base u64 · capacity u64
-//!          · incarnation u64 · after u64 · cut u64 · synced u64
+//!          · incarnation u64 · after u64 · cut u64 · synced u64; at byte 2048 of the block
+//!          there may be a second one of the same base, which then counts instead
 //! frame:   header crc u32 · data crc u32 · synced u64 · head length u32 · body length u32
 //!          · kind u8 · zero 7 · head · body · zero up to a multiple of 8
 //! ```
@@ -21,6 +22,8 @@ pub(super) const HEADER_BLOCK: u64 = 4096;
 pub(super) const FIRST_BASE: u64 = 4096;
 pub(super) const FRAME_HEADER: usize = 32;
 pub(super) const SEGMENT_HEADER: usize = 64;
+/// Where a header that replaces the first one goes: a write that fails half way leaves that whole.
+pub(super) const SECOND_HEADER: u64 = 2048;
 /// The only version there is; another one is refused.
 pub(super) const FORMAT_VERSION: u32 = 1;
 /// Ends a segment whose successor goes on without a gap.
@@ -89,7 +92,16 @@ impl SegmentHeader {
         out
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
+    /// The header that counts in a header block.
+    pub(super) fn of_block(block: &[u8]) -> Result<Self, BadHeader> {
+        let first = Self::decode(block)?;
+        let second = block.get(SECOND_HEADER as usize..).map(Self::decode);
+        // A file that was another segment before may hold that one's second header.
+        let second = second.and_then(Result::ok).filter(|second| second.base == first.base);
+        Ok(second.unwrap_or(first))
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
         if bytes.len() < SEGMENT_HEADER || bytes[..8] != MAGIC {
             return Err(BadHeader::Unreadable);
         }

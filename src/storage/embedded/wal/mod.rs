@@ -97,8 +97,9 @@ impl Wal {
         Ok(Wal { inner: Arc::new(inner) })
     }
 
-    /// Starts the driver. What was submitted before has waited for it. A second start is a
-    /// mistake of the caller and panics.
+    /// Starts the driver. What was submitted before has waited for it. The driver owns the
+    /// applier: one that holds a `Wal` keeps the log from stopping by itself, so that `stop` must
+    /// be called. A second start is a mistake of the caller and panics.
     pub fn start(&self, applier: Box<dyn Applier>, driver: Driver) {
         let inner = &self.inner;
         let writer = inner.writer.lock().take();
@@ -200,9 +201,10 @@ impl Wal {
 impl Inner {
     fn stop(&self) {
         self.queue.close();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread.filter(|one| one.thread().id() != std::thread::current().id())
-        {
+        // Held to the end: a second stop returns only when the first one is done.
+        let mut thread = self.thread.lock();
+        let me = std::thread::current().id();
+        if let Some(thread) = thread.take().filter(|one| one.thread().id() != me) {
             // A panic was reported by the thread's hook, and its submissions were settled.
             drop(thread.join());
         }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::disk::{Disk, DiskFile};
-use super::format::{HEADER_BLOCK, SegmentHeader, UNBORN, file_name};
+use super::format::{HEADER_BLOCK, SECOND_HEADER, SegmentHeader, UNBORN, file_name};
+use super::segments::Segments;
 
 /// A segment ready to be written to: whole, durable, with its final name.
 #[derive(Debug)]
@@ -20,12 +21,8 @@ pub(super) struct Made {
 pub(super) fn make(disk: &dyn Disk, header: SegmentHeader) -> io::Result<Made> {
     let name = file_name(header.base);
     let unborn = format!("{name}{UNBORN}");
-    let made = disk.create(&unborn, HEADER_BLOCK + header.capacity).and_then(|file| {
-        write_header(&*file, &header)?;
-        disk.rename(&unborn, &name)?;
-        disk.sync_dir()?;
-        Ok(Made { header, file })
-    });
+    let file = disk.create(&unborn, HEADER_BLOCK + header.capacity);
+    let made = file.and_then(|file| give_name(disk, &unborn, file, header));
     if made.is_err() {
         // Best effort: the space is wanted back, and recovery removes it in any case.
         drop(disk.remove(&unborn));
@@ -33,12 +30,45 @@ pub(super) fn make(disk: &dyn Disk, header: SegmentHeader) -> io::Result<Made> {
     made
 }
 
-/// Writes the header and makes it last. It is one sector, so it is there whole or not at all.
-pub(super) fn write_header(file: &dyn DiskFile, header: &SegmentHeader) -> io::Result<()> {
+/// Makes the segment of a file that was one before. What it holds from then is no frame at its
+/// new offsets.
+fn make_of_spare(disk: &dyn Disk, spare: &str, header: SegmentHeader) -> io::Result<Made> {
+    let made = disk.open(spare).and_then(|file| give_name(disk, spare, file, header));
+    if made.is_err() {
+        drop(disk.remove(spare));
+    }
+    made
+}
+
+fn give_name(
+    disk: &dyn Disk,
+    from: &str,
+    file: Arc<dyn DiskFile>,
+    header: SegmentHeader,
+) -> io::Result<Made> {
+    write_header(&*file, &header, 0)?;
+    disk.rename(from, &file_name(header.base))?;
+    disk.sync_dir()?;
+    Ok(Made { header, file })
+}
+
+fn make_or_reuse(disk: &dyn Disk, spare: Option<&str>, header: SegmentHeader) -> io::Result<Made> {
+    match spare {
+        Some(spare) => make_of_spare(disk, spare, header).or_else(|_| make(disk, header)),
+        None => make(disk, header),
+    }
+}
+
+/// Writes a header that replaces the one that is there, and makes it last.
+pub(super) fn replace_header(file: &dyn DiskFile, header: &SegmentHeader) -> io::Result<()> {
+    write_header(file, header, SECOND_HEADER)
+}
+
+fn write_header(file: &dyn DiskFile, header: &SegmentHeader, place: u64) -> io::Result<()> {
     let bytes = header.encode();
     let mut at = 0;
     while at < bytes.len() {
-        match file.write_at(&[IoSlice::new(&bytes[at..])], at as u64) {
+        match file.write_at(&[IoSlice::new(&bytes[at..])], place + at as u64) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => at += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -52,6 +82,7 @@ pub(super) fn write_header(file: &dyn DiskFile, header: &SegmentHeader) -> io::R
 #[derive(Debug)]
 pub(super) struct Next {
     disk: Arc<dyn Disk>,
+    segments: Arc<Segments>,
     /// Made ahead by a helper thread (production), or when it is needed (simulation).
     ahead: bool,
     state: State,
@@ -65,8 +96,8 @@ enum State {
 }
 
 impl Next {
-    pub(super) fn new(disk: Arc<dyn Disk>) -> Self {
-        Self { disk, ahead: false, state: State::Nothing }
+    pub(super) fn new(disk: Arc<dyn Disk>, segments: Arc<Segments>) -> Self {
+        Self { disk, segments, ahead: false, state: State::Nothing }
     }
 
     pub(super) fn make_ahead(&mut self) {
@@ -78,9 +109,9 @@ impl Next {
         if !self.ahead {
             return;
         }
-        let disk = Arc::clone(&self.disk);
+        let (disk, spare) = (Arc::clone(&self.disk), self.segments.take_spare());
         let builder = std::thread::Builder::new().name("sluice-log-next".into());
-        if let Ok(handle) = builder.spawn(move || make(&*disk, header)) {
+        if let Ok(handle) = builder.spawn(move || make_or_reuse(&*disk, spare.as_deref(), header)) {
             self.state = State::Making(handle);
         }
     }
@@ -94,7 +125,10 @@ impl Next {
         };
         match made {
             Some(made) if made.header.base == header.base => Ok(made),
-            Some(_) | None => make(&*self.disk, header),
+            Some(_) | None => {
+                let spare = self.segments.take_spare();
+                make_or_reuse(&*self.disk, spare.as_deref(), header)
+            }
         }
     }
 

@@ -62,7 +62,9 @@ impl Segments {
     /// The segment that holds `offset`, or the first one above it.
     fn chunk_at(&self, offset: u64) -> Result<Option<Chunk>, StorageError> {
         let infos = self.infos();
-        let Some(info) = infos.iter().find(|info| offset < info.end) else { return Ok(None) };
+        let Some(info) = infos.iter().find(|info| offset.max(info.base) < info.end) else {
+            return Ok(None);
+        };
         let (base, end, file) = self.file_at(offset.max(info.base))?;
         Ok(Some(Chunk { base, end, file, start: base, bytes: Bytes::new() }))
     }

@@ -62,7 +62,7 @@ pub(super) fn recover(
     let made = prepare::make(&**disk, header)
         .map_err(|error| unavailable(&**disk, "cannot make a log segment", &error))?;
     tidy(&**disk, &chain, &garbage, &header)?;
-    let segments = Arc::new(Segments::new(Arc::clone(disk), incarnation));
+    let segments = Arc::new(Segments::new(Arc::clone(disk), incarnation, config.segment_bytes));
     for (index, found) in chain.iter().enumerate() {
         let next = chain.get(index + 1).map_or(&header, |next| &next.header);
         let end = if next.cut == 0 { found.header.end_of_room() } else { next.cut };

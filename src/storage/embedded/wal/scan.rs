@@ -49,11 +49,11 @@ impl Found {
             SegmentHeader { base, capacity: 0, incarnation: 0, after: 0, cut: 0, synced: 0 };
         let (header, disk) = (unknown, Arc::clone(disk));
         let mut found = Found { header, file: OnceCell::new(), disk };
-        let mut bytes = [0; format::SEGMENT_HEADER];
+        let mut bytes = [0; HEADER_BLOCK as usize];
         let file = found.disk.open(&format::file_name(base));
         let got = file.and_then(|file| file.read_at(&mut bytes, 0));
         let got = got.map_err(|error| found.unavailable("cannot read", &error))?;
-        found.header = SegmentHeader::decode(&bytes[..got]).map_err(|bad| match bad {
+        found.header = SegmentHeader::of_block(&bytes[..got]).map_err(|bad| match bad {
             BadHeader::Unreadable => StorageError::Damaged(format!(
                 "{} at byte 0: the segment header is broken",
                 found.place()

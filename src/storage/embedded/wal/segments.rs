@@ -15,6 +15,8 @@ use crate::storage::StorageError;
 
 /// Files kept open for reading; beyond it the one that was not used for longest is closed.
 const OPEN_FILES_MAX: usize = 16;
+/// Removed segments kept to be written again: blocks that were written before need no zeros.
+const SPARES_MAX: usize = 2;
 /// The first read of a frame: most small frames need no second one.
 const PROBE: usize = 4096;
 
@@ -23,6 +25,10 @@ const PROBE: usize = 4096;
 pub(super) struct Segments {
     disk: Arc<dyn Disk>,
     incarnation: u64,
+    /// Size of a file that can be used again.
+    file_bytes: u64,
+    /// Names of such files. They are no segments any more: recovery removes them.
+    spares: Mutex<Vec<String>>,
     list: Mutex<List>,
     /// Behind the last whole frame; where the last segment ends.
     end: AtomicU64,
@@ -45,9 +51,16 @@ struct Segment {
 }
 
 impl Segments {
-    pub(super) fn new(disk: Arc<dyn Disk>, incarnation: u64) -> Self {
-        let (list, end, removing) = (Mutex::default(), AtomicU64::new(0), Mutex::default());
-        Self { disk, incarnation, list, end, removing }
+    pub(super) fn new(disk: Arc<dyn Disk>, incarnation: u64, segment_bytes: u64) -> Self {
+        Self {
+            disk,
+            incarnation,
+            file_bytes: HEADER_BLOCK + segment_bytes,
+            spares: Mutex::default(),
+            list: Mutex::default(),
+            end: AtomicU64::new(0),
+            removing: Mutex::default(),
+        }
     }
 
     pub(super) fn incarnation(&self) -> u64 {
@@ -97,14 +110,14 @@ impl Segments {
     /// `offset` then still finds the segment it begins in.
     pub(super) fn remove_before(&self, offset: u64) -> Result<(), StorageError> {
         let _removing = self.removing.lock();
-        let mut removed = 0;
+        let (mut removed, mut spares) = (0, Vec::new());
         loop {
             let base = match self.list.lock().segments.make_contiguous() {
                 [oldest, next, ..] if next.base <= offset => oldest.base,
                 _ => break,
             };
-            match self.disk.remove(&format::file_name(base)) {
-                Ok(()) => {}
+            match self.retire(base, spares.len()) {
+                Ok(spare) => spares.extend(spare),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(self.failed("cannot remove", base, &error)),
             }
@@ -117,7 +130,28 @@ impl Segments {
                 StorageError::Unavailable(format!("cannot sync folder {place}: {error}"))
             })?;
         }
+        // Only now may they be written to: a crash must not bring the old names back over that.
+        self.spares.lock().extend(spares);
         Ok(())
+    }
+
+    /// Makes a file no segment any more: a spare if one is wanted and its size is right. Whoever
+    /// reads it still is told that no frame is there, for a frame counts only at its offset.
+    fn retire(&self, base: u64, more_spares: usize) -> io::Result<Option<String>> {
+        let name = format::file_name(base);
+        let wanted = self.spares.lock().len() + more_spares < SPARES_MAX
+            && self.disk.open(&name)?.len()? == self.file_bytes;
+        if !wanted {
+            return self.disk.remove(&name).map(|()| None);
+        }
+        let spare = format!("{name}{}", format::UNBORN);
+        self.disk.rename(&name, &spare)?;
+        Ok(Some(spare))
+    }
+
+    /// The name of a file of the right size, to be made a segment of.
+    pub(super) fn take_spare(&self) -> Option<String> {
+        self.spares.lock().pop()
     }
 
     pub(super) fn read(&self, offset: u64) -> Result<(FrameKind, Bytes, Bytes), StorageError> {

@@ -130,7 +130,7 @@ impl Writer {
         segments.push_active(made.header.base, Arc::clone(&made.file));
         let active =
             Active { at: made.header.base, header: made.header, file: made.file, cut: None };
-        let next = Next::new(Arc::clone(&disk));
+        let next = Next::new(Arc::clone(&disk), Arc::clone(&segments));
         let staging = Staging::default();
         let retry_at = None;
         Self { disk, config, segments, trouble, active, next, synced, retry_at, staging }
@@ -310,7 +310,7 @@ impl Writer {
         let capacity = made.header.capacity.max(need);
         made.file.grow(HEADER_BLOCK + capacity).map_err(|error| (error, Untouched::Yes))?;
         let header = SegmentHeader { capacity, cut, synced: self.synced, ..made.header };
-        prepare::write_header(&*made.file, &header).map_err(|error| (error, Untouched::No))?;
+        prepare::replace_header(&*made.file, &header).map_err(|error| (error, Untouched::No))?;
         made.header = header;
         Ok(())
     }
