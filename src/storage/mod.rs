@@ -7,6 +7,7 @@
 mod config;
 pub mod contract;
 pub mod embedded;
+pub mod memory;
 pub mod ports;
 pub mod record;
 
