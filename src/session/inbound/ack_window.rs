@@ -183,12 +183,6 @@ impl AckWindow {
     pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
         &self.open_ids
     }
-
-    /// An acknowledgement that needs no append, behind those that do.
-    pub(super) fn answer_in_order(&self, kind: AckKind, id: PacketId, reason: ReasonCode) {
-        let acks = vec![AckOut { kind, id, reason }];
-        self.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
-    }
 }
 
 impl AppendSink for AckWindow {
