@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::open_ids::OpenIds;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
-use crate::mqtt::{PacketId, ReasonCode};
+use crate::mqtt::ReasonCode;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
 use crate::storage::{AppendOutcome, AppendSink};
