@@ -10,8 +10,8 @@ pub(super) async fn open(config: &Config) -> Result<(Embedded, Stores), super::F
     settings.wal.segment_bytes = embedded.segment_bytes;
     settings.wal.sync = embedded.sync;
     settings.checkpoint_every = embedded.checkpoint_period;
-    settings.queue_limit = config.routing.device_queue_messages as u64;
-    settings.queue_ttl = config.routing.device_message_ttl;
+    settings.queue_limit = config.storage.device_queue_messages as u64;
+    settings.queue_ttl = config.storage.device_message_ttl;
     if embedded.sync == SyncMode::Never {
         tracing::warn!(
             "storage.embedded.sync is never: a loss of power loses what was acknowledged"

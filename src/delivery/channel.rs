@@ -2,7 +2,6 @@
 //! Everything here runs under the outbox's lock, without waiting.
 
 use std::collections::{HashSet, VecDeque};
-use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use super::alias::{Aliased, Aliases};
