@@ -5,6 +5,7 @@
 //! knows which backend is used; `contract` runs the same cases on each.
 
 mod config;
+#[doc(hidden)]
 pub mod contract;
 pub mod embedded;
 pub mod memory;
@@ -12,7 +13,7 @@ pub mod ports;
 pub mod record;
 
 pub use config::{Config, EmbeddedConfig, SyncMode};
-pub use embedded::{Embedded, EmbeddedConfig as EmbeddedSettings, Stores, Window};
+pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
     Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,

@@ -9,7 +9,7 @@ mod applier;
 mod bucket;
 mod checkpoint;
 mod cold;
-mod config;
+mod settings;
 mod consumer;
 mod feed;
 mod fjall_state;
@@ -37,7 +37,7 @@ use self::wal::FolderLock;
 use super::{ChangeLog, DeviceQueues, PublishLog, StorageError, TokenBucket};
 
 pub use bucket::{LocalBucket, Window};
-pub use config::EmbeddedConfig;
+pub use settings::EmbeddedSettings;
 pub use projection::MemoryProjection;
 
 /// The ports of one node, whatever stands behind them.

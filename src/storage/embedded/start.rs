@@ -22,7 +22,7 @@ use super::queues::Queues;
 use super::records::{CHECKPOINT_KEY, Checkpoint, read_queue};
 use super::tables::{TablePort, Tables};
 use super::wal::{Disk, Driver, FolderLock, RealDisk, Wal};
-use super::{Blocking, Embedded, EmbeddedConfig, Runner, Stores};
+use super::{Blocking, Embedded, EmbeddedSettings, Runner, Stores};
 use crate::storage::StorageError;
 
 /// What was read and replayed, before anything runs.
@@ -35,7 +35,7 @@ struct Recovered {
 
 impl Embedded {
     /// Opens the folder, making it if it is missing. A second process is refused.
-    pub fn open(path: &Path, config: EmbeddedConfig) -> Result<(Self, Stores), StorageError> {
+    pub fn open(path: &Path, config: EmbeddedSettings) -> Result<(Self, Stores), StorageError> {
         let lock = FolderLock::take(path)?;
         let state = FjallState::open(&path.join("state"), config.cache_bytes)?;
         let disk = RealDisk::open(&path.join("log"))?;
@@ -48,7 +48,7 @@ impl Embedded {
     pub fn simulated(
         disk: Arc<dyn Disk>,
         projection: Arc<MemoryProjection>,
-        config: EmbeddedConfig,
+        config: EmbeddedSettings,
     ) -> Result<(Self, Stores), StorageError> {
         build(disk, projection, config, Driver::Task)
     }
@@ -57,7 +57,7 @@ impl Embedded {
 fn build(
     disk: Arc<dyn Disk>,
     projection: Arc<dyn Projection>,
-    config: EmbeddedConfig,
+    config: EmbeddedSettings,
     driver: Driver,
 ) -> Result<(Embedded, Stores), StorageError> {
     let Recovered { wal, tables, queues, checkpoint } = recover(disk, &*projection, &config)?;
@@ -159,7 +159,7 @@ fn run(
 fn recover(
     disk: Arc<dyn Disk>,
     projection: &dyn Projection,
-    config: &EmbeddedConfig,
+    config: &EmbeddedSettings,
 ) -> Result<Recovered, StorageError> {
     let found = projection.get(Space::Meta, CHECKPOINT_KEY)?;
     let known = found.as_deref().map(Checkpoint::decode).transpose()?;

@@ -7,23 +7,23 @@ use tempfile::TempDir;
 
 use crate::storage::contract::{Backend, Factory, Options};
 use crate::storage::embedded::Window;
-use crate::storage::{BoxFuture, Embedded, EmbeddedConfig, Stores};
+use crate::storage::{BoxFuture, Embedded, EmbeddedSettings, Stores};
 
 struct Real;
 
 struct RealBackend {
     folder: TempDir,
-    config: EmbeddedConfig,
+    config: EmbeddedSettings,
     open: Option<(Embedded, Stores)>,
 }
 
-pub(super) fn config(options: Options) -> EmbeddedConfig {
-    EmbeddedConfig {
+pub(super) fn config(options: Options) -> EmbeddedSettings {
+    EmbeddedSettings {
         queue_limit: options.queue_limit,
         queue_ttl: Duration::from_millis(options.queue_ttl_ms),
         checkpoint_every: Duration::from_millis(5),
         bucket: vec![Window { capacity: options.tokens, period: Duration::from_secs(3600) }],
-        ..EmbeddedConfig::default()
+        ..EmbeddedSettings::default()
     }
 }
 

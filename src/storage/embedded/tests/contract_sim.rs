@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::storage::contract::{Backend, Factory, Options};
 use crate::storage::embedded::MemoryProjection;
 use crate::storage::embedded::wal::SimDisk;
-use crate::storage::{BoxFuture, Embedded, EmbeddedConfig, Stores};
+use crate::storage::{BoxFuture, Embedded, EmbeddedSettings, Stores};
 
 struct Sim;
 
 struct SimBackend {
     disk: SimDisk,
     projection: Arc<MemoryProjection>,
-    config: EmbeddedConfig,
+    config: EmbeddedSettings,
     open: Option<(Embedded, Stores)>,
     dice: u64,
 }

@@ -7,7 +7,7 @@ use super::feed::FeedBounds;
 use super::wal::WalConfig;
 
 #[derive(Clone, Debug)]
-pub struct EmbeddedConfig {
+pub struct EmbeddedSettings {
     pub wal: WalConfig,
     /// How often what is new is written into the projection.
     pub checkpoint_every: Duration,
@@ -35,7 +35,7 @@ pub struct EmbeddedConfig {
     pub bucket: Vec<Window>,
 }
 
-impl Default for EmbeddedConfig {
+impl Default for EmbeddedSettings {
     fn default() -> Self {
         Self {
             wal: WalConfig::default(),
@@ -55,7 +55,7 @@ impl Default for EmbeddedConfig {
     }
 }
 
-impl EmbeddedConfig {
+impl EmbeddedSettings {
     pub(super) fn feed(&self) -> FeedBounds {
         FeedBounds {
             bytes: self.feed_bytes,
