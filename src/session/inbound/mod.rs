@@ -195,8 +195,27 @@ impl Inbound {
         self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
-    /// Hands the batch of this read to the log. Waits only for the node's budget.
+    /// Hands the batch of this read to the log, if the node's budget has room for it at once.
+    pub(super) fn try_flush(&mut self) -> bool {
+        let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+        let taken = self.batch.is_none() || self.context.budget.try_take(bytes);
+        if taken {
+            self.append(bytes);
+        }
+        taken
+    }
+
+    /// The same, waiting for the budget. Cancel safe: yes; the batch is then not appended.
     pub(super) async fn flush(&mut self) {
+        if !self.try_flush() {
+            let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+            self.context.budget.take(bytes).await;
+            self.append(bytes);
+        }
+    }
+
+    /// Appends the batch, whose bytes were taken from the budget.
+    fn append(&mut self, bytes: usize) {
         let acks = std::mem::take(&mut self.acks);
         let Some(batch) = self.batch.take() else {
             if !acks.is_empty() {
@@ -205,10 +224,6 @@ impl Inbound {
             }
             return;
         };
-        let bytes = batch.bytes();
-        if !self.context.budget.try_take(bytes) {
-            self.context.budget.take(bytes).await;
-        }
         let batch = batch.finish();
         let rows: Vec<_> = self
             .retained
