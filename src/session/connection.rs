@@ -370,6 +370,7 @@ impl SessionTask {
         while self.must_hold() {
             let window = Arc::clone(self.inbound.window());
             tokio::select! {
+                biased;
                 end = self.conn.ended() => return Some(end),
                 () = window.progress(), if self.inbound.is_full() => {}
                 () = self.context.caught_up(), if self.context.is_lagging() => {}
@@ -399,6 +400,7 @@ impl SessionTask {
     async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
         let subscriber = self.subscriber();
         let wanted = tokio::select! {
+            biased;
             wanted = subscriber.subscribe(packet) => wanted.map_err(End::Fault)?,
             end = self.conn.ended() => return Err(end),
         };
@@ -418,6 +420,7 @@ impl SessionTask {
     async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), End> {
         let subscriber = self.subscriber();
         tokio::select! {
+            biased;
             done = subscriber.unsubscribe(packet) => done.map_err(End::Fault),
             end = self.conn.ended() => Err(end),
         }

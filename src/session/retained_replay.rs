@@ -44,6 +44,7 @@ impl Replay {
         let wanted = std::mem::take(&mut self.wanted);
         self.conn.outbox.open_cursor();
         tokio::select! {
+            biased;
             () = self.replay(from, wanted) => {}
             _ = self.conn.ended() => {}
         }

@@ -38,6 +38,9 @@ impl OpenIds {
     }
 
     pub(in crate::session) fn ids(&self) -> Vec<PacketId> {
-        self.0.keys().copied().collect()
+        let mut ids: Vec<PacketId> = self.0.keys().copied().collect();
+        // In order, so that what is made of them is the same every time.
+        ids.sort_unstable();
+        ids
     }
 }
