@@ -20,19 +20,26 @@ impl AppendSink for Once {
 
 /// The outcome of one append. A backend that drops the sink without a word leaves it in doubt.
 #[derive(Debug)]
-pub(super) struct Settled(oneshot::Receiver<AppendOutcome>);
+pub(super) struct Settled {
+    receiver: oneshot::Receiver<AppendOutcome>,
+    outcome: Option<AppendOutcome>,
+}
 
 impl Settled {
-    /// Cancel safe: yes; the append goes on, and may be waited for again.
+    /// Cancel safe: yes; the append goes on. May be asked again, also when it has answered.
     pub(super) async fn outcome(&mut self) -> AppendOutcome {
-        (&mut self.0).await.unwrap_or(AppendOutcome::InDoubt)
+        if let Some(outcome) = self.outcome {
+            return outcome;
+        }
+        let outcome = (&mut self.receiver).await.unwrap_or(AppendOutcome::InDoubt);
+        *self.outcome.insert(outcome)
     }
 }
 
 /// A sink for one append, and what waits for it.
 pub(super) fn once() -> (Arc<dyn AppendSink>, Settled) {
     let (sender, receiver) = oneshot::channel();
-    (Arc::new(Once(Mutex::new(Some(sender)))), Settled(receiver))
+    (Arc::new(Once(Mutex::new(Some(sender)))), Settled { receiver, outcome: None })
 }
 
 /// For an append whose end changes nothing for anybody: a failure is in the log.
@@ -47,5 +54,19 @@ impl AppendSink for Unwatched {
                 tracing::warn!(what = self.0, ?outcome, "could not be stored");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A claim in doubt is waited for twice: once by its CONNECT, once by whoever sets it right.
+    #[tokio::test]
+    async fn an_outcome_may_be_asked_for_again() {
+        let (sink, mut settled) = once();
+        sink.settled(0, AppendOutcome::InDoubt);
+        assert_eq!(settled.outcome().await, AppendOutcome::InDoubt);
+        assert_eq!(settled.outcome().await, AppendOutcome::InDoubt);
     }
 }

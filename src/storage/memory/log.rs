@@ -133,8 +133,13 @@ impl State {
             self.at = logged.offset + 1;
         }
         if items.is_empty() {
-            return Step::Nothing;
+            // Nothing for the consumer stands below what is visible; that is told once.
+            self.at = self.at.max(self.visible);
+            if self.told == Some(self.at) {
+                return Step::Nothing;
+            }
         }
+        self.told = Some(self.at);
         Step::Batch(LogBatch { incarnation: self.incarnation, items, end: at(self.at) })
     }
 }

@@ -82,6 +82,8 @@ pub(super) struct State {
     /// Where the consumer reads next.
     pub(super) at: u64,
     pub(super) passed: u64,
+    /// The end of the last batch; none before the first.
+    pub(super) told: Option<u64>,
     pub(super) commit: (u64, Vec<u8>),
     /// Retained rows below it were there when the tables were loaded.
     pub(super) loaded_below: u64,
@@ -132,6 +134,7 @@ impl World {
             consumer_taken: false,
             at: 1,
             passed: 1,
+            told: None,
             commit: (1, Vec::new()),
             loaded_below: 1,
             rows: Arc::default(),
@@ -377,6 +380,7 @@ impl State {
             consumer_taken: false,
             at: commit.0,
             passed: commit.0,
+            told: None,
             commit: commit.clone(),
             loaded_below: self.end,
             rows,
