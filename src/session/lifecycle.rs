@@ -1,17 +1,23 @@
 //! How sessions go off-line, end, and leave their Wills.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
 use super::rows::{self, NEVER, SessionRow, WillRow};
-use super::settle::Unwatched;
+use super::settle::{self, Settled, Unwatched};
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::rows::SubscriptionRow;
-use crate::storage::{BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table};
-use crate::telemetry::{clock, metrics};
+use crate::storage::{
+    AppendOutcome, BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
+};
+use crate::telemetry::{clock, metrics, task};
+
+/// How long to wait before a Will that could not be stored is tried again.
+const WILL_RETRY: Duration = Duration::from_millis(500);
 
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
 pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
@@ -120,14 +126,16 @@ pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
 }
 
 /// Publishes the session's Will, once: through the log, like any publish (IN-1, WIL-09).
-pub(super) fn fire_will(context: &Context, client_id: &ClientId, session: &mut Session) {
+pub(super) fn fire_will(context: &Arc<Context>, client_id: &ClientId, session: &mut Session) {
     let Some(will) = session.will.take() else { return };
     metrics::LAST_WILL_CLIENTS.dec();
     publish_will(context, client_id, session.incarnation, session.epoch, &will);
 }
 
+/// Nobody sends a Will again but this node: an append that fails is tried again until it is
+/// stored. The judge drops all copies but the first (WIL-01).
 fn publish_will(
-    context: &Context,
+    context: &Arc<Context>,
     client_id: &ClientId,
     incarnation: u64,
     epoch: u64,
@@ -136,12 +144,37 @@ fn publish_will(
     let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
     let batch = will.batch(Arc::new(publisher));
     let retained = will.retained(&batch);
-    let sink = Arc::new(Unwatched("a Will"));
-    context.log.append(batch, Durability::Durable, Arc::clone(&sink) as _, 0);
-    if let Some(row) = retained {
-        context.tables.put(vec![row], Durability::Durable, sink, 0);
-    }
     metrics::WILLS_PUBLISHED.inc();
+    let append = move |context: &Context| {
+        let (sink, message) = settle::once();
+        context.log.append(Arc::clone(&batch), Durability::Durable, sink, 0);
+        let row = retained.clone().map(|row| {
+            let (sink, settled) = settle::once();
+            context.tables.put(vec![row], Durability::Durable, sink, 0);
+            settled
+        });
+        (message, row)
+    };
+    let (mut message, mut row) = append(context);
+    let context = Arc::clone(context);
+    task::spawn("will", async move {
+        loop {
+            let mut stored = is_stored(&mut message).await;
+            if let Some(row) = &mut row {
+                stored &= is_stored(row).await;
+            }
+            if stored || context.is_stopping() {
+                return;
+            }
+            tracing::warn!("a Will could not be stored; trying again");
+            tokio::time::sleep(WILL_RETRY).await;
+            (message, row) = append(&context);
+        }
+    });
+}
+
+async fn is_stored(settled: &mut Settled) -> bool {
+    matches!(settled.outcome().await, AppendOutcome::Stored(_))
 }
 
 /// Deletes all that belongs to a session that has ended: subscriptions, queue, open exchanges,

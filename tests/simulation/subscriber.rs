@@ -61,8 +61,7 @@ impl Subscriber {
         let rude = sim.plan.temper.rude;
         let slowness = *dice.pick(&[0, 20, 200, 800]);
         let v3 = usize::from(sim.plan.config.delivery.v3_receive_maximum);
-        let receive_maximum =
-            if level.is_v5() { dice.between(1, 12) as usize } else { v3 };
+        let receive_maximum = if level.is_v5() { dice.between(1, 12) as usize } else { v3 };
         Subscriber {
             sim: Arc::clone(sim),
             name,

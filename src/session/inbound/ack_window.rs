@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::open_ids::OpenIds;
+use super::open_ids::{OpenId, OpenIds};
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
-use crate::mqtt::ReasonCode;
+use crate::mqtt::{QoS, ReasonCode};
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
 use crate::storage::{AppendOutcome, AppendSink};
@@ -36,7 +36,7 @@ struct Inner {
     next_ticket: u64,
     messages: usize,
     bytes: usize,
-    /// QoS 1 and 2 exchanges of this connection that hold a place in our Receive Maximum.
+    /// QoS 1 exchanges that hold a place in our Receive Maximum; QoS 2 ones are the open ids.
     exchanges: usize,
 }
 
@@ -47,6 +47,8 @@ struct Pending {
     /// Settlements still to come: the batch itself, and its retained rows.
     waits: u8,
     failed: Option<AppendOutcome>,
+    /// A part of it is stored.
+    stored: bool,
     acks: Vec<AckOut>,
     messages: usize,
     bytes: usize,
@@ -70,8 +72,7 @@ impl AckWindow {
         open_ids: Arc<Mutex<OpenIds>>,
         budget: Arc<Budget>,
     ) -> Arc<Self> {
-        let exchanges = open_ids.lock().len();
-        let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
+        let inner = Mutex::default();
         Arc::new(Self { conn, is_v5, open_ids, budget, inner, progress: Notify::new() })
     }
 
@@ -86,6 +87,7 @@ impl AckWindow {
             ticket,
             waits: load.waits,
             failed: None,
+            stored: false,
             acks: load.acks,
             messages: load.messages,
             bytes: load.bytes,
@@ -104,10 +106,11 @@ impl AckWindow {
     }
 
     /// Takes a place in our Receive Maximum; `false` when the client has used it up (RM-3).
-    pub(super) fn begin_exchange(&self, receive_maximum: usize) -> bool {
+    pub(super) fn begin_exchange(&self, qos: QoS, receive_maximum: usize) -> bool {
         let mut inner = self.inner.lock();
-        inner.exchanges += 1;
-        inner.exchanges <= receive_maximum
+        let taken = inner.exchanges + self.open_ids.lock().len();
+        inner.exchanges += usize::from(qos == QoS::AtLeastOnce);
+        taken < receive_maximum
     }
 
     /// Waits until something settles. Cancel safe: yes.
@@ -149,12 +152,10 @@ impl AckWindow {
     fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
         match failed {
             None => {}
+            Some(_) if ack.kind == AckKind::Pubrec => return self.answer_received(ack, failed),
             // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
-            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind != AckKind::Pubcomp => {
+            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind == AckKind::Puback => {
                 ack.reason = ReasonCode::UnspecifiedError;
-                if ack.kind == AckKind::Pubrec {
-                    self.open_ids.lock().remove(ack.id);
-                }
             }
             Some(_) => {
                 self.conn.end(End::Storage);
@@ -164,15 +165,36 @@ impl AckWindow {
         Some(ack)
     }
 
+    /// The same for PUBREC: what became of other attempts at the same exchange counts, too.
+    fn answer_received(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
+        let mut open_ids = self.open_ids.lock();
+        let in_doubt = failed == Some(AppendOutcome::InDoubt);
+        match open_ids.get(ack.id) {
+            Some(OpenId::Received) => return Some(ack),
+            Some(OpenId::Storing) | None if !in_doubt => {
+                open_ids.remove(ack.id);
+                if self.is_v5 {
+                    ack.reason = ReasonCode::UnspecifiedError;
+                    return Some(ack);
+                }
+            }
+            Some(OpenId::Storing | OpenId::InDoubt) | None => {
+                open_ids.set(ack.id, OpenId::InDoubt);
+            }
+        }
+        drop(open_ids);
+        self.conn.end(End::Storage);
+        None
+    }
+
     /// What leaves gives the client its place back: PUBACK, PUBCOMP, an error PUBREC (RM-3).
     fn completed(&self, inner: &mut Inner, ack: AckOut) {
         match ack.kind {
             AckKind::Puback => inner.exchanges = inner.exchanges.saturating_sub(1),
-            AckKind::Pubrec if ack.reason.is_error() => {
-                inner.exchanges = inner.exchanges.saturating_sub(1);
+            AckKind::Pubrec if !ack.reason.is_error() => {
+                self.open_ids.lock().set(ack.id, OpenId::Received);
             }
             AckKind::Pubcomp if ack.reason == ReasonCode::Success => {
-                inner.exchanges = inner.exchanges.saturating_sub(1);
                 self.open_ids.lock().remove(ack.id);
             }
             AckKind::Pubrec | AckKind::Pubcomp | AckKind::Pubrel => {}
@@ -194,7 +216,7 @@ impl AppendSink for AckWindow {
         };
         pending.waits = pending.waits.saturating_sub(1);
         match outcome {
-            AppendOutcome::Stored(_) => {}
+            AppendOutcome::Stored(_) => pending.stored = true,
             // In doubt outweighs surely not stored.
             AppendOutcome::InDoubt => pending.failed = Some(outcome),
             AppendOutcome::NotStored => {
@@ -203,6 +225,10 @@ impl AppendSink for AckWindow {
         }
         if pending.waits > 0 {
             return;
+        }
+        if pending.failed.is_some() && pending.stored {
+            // A message without its retained row, or the reverse: that can't be refused any more.
+            pending.failed = Some(AppendOutcome::InDoubt);
         }
         self.budget.give_back(pending.bytes);
         match pending.failed {

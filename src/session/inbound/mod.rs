@@ -83,13 +83,18 @@ impl Inbound {
         let resolved = self.resolve(publish)?;
         let topic = resolved.as_deref().unwrap_or(publish.topic);
         if let Some(id) = publish.packet_id {
-            if publish.qos == QoS::ExactlyOnce && self.window.open_ids().lock().get(id).is_some() {
+            let known = match publish.qos {
+                QoS::ExactlyOnce => self.window.open_ids().lock().get(id),
+                QoS::AtMostOnce | QoS::AtLeastOnce => None,
+            };
+            if known == Some(OpenId::Received) {
                 // A repeat before PUBREL: answered before limits and quota (QOS-01).
                 self.acks.push(AckOut { kind: AckKind::Pubrec, id, reason: ReasonCode::Success });
                 return Ok(());
             }
             let maximum = usize::from(self.context.config.receive_maximum);
-            if !self.window.begin_exchange(maximum) && self.is_v5 {
+            let place = known.is_some() || self.window.begin_exchange(publish.qos, maximum);
+            if !place && self.is_v5 {
                 return Err(RECEIVE_MAXIMUM);
             }
         }
@@ -170,7 +175,7 @@ impl Inbound {
         self.durable |= publish.qos.is_acknowledged();
         if let Some(id) = publish.packet_id {
             if publish.qos == QoS::ExactlyOnce {
-                self.window.open_ids().lock().set(id, OpenId::Received);
+                self.window.open_ids().lock().begin(id);
             }
             let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
             self.acks.push(AckOut { kind, id, reason });
@@ -184,8 +189,8 @@ impl Inbound {
             None if self.is_v5 => ReasonCode::PacketIdentifierNotFound,
             None | Some(_) => ReasonCode::Success,
         };
-        if open == Some(OpenId::Received) {
-            self.window.open_ids().lock().set(id, OpenId::Releasing);
+        if open.is_some() {
+            // Also when one is on its way: that may come to nothing, and a second one is harmless.
             let batch = self.batch.get_or_insert_with(|| {
                 BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
             });

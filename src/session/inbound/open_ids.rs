@@ -7,10 +7,14 @@ use crate::mqtt::PacketId;
 /// How far an exchange has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::session) enum OpenId {
-    /// PUBLISH is in the log or on its way: a repeat is answered PUBREC and not stored.
+    /// PUBLISH is on its way to the log. A repeat, which a new connection may bring before that is
+    /// settled, is stored again: the judge lets one of them through.
+    Storing,
+    /// An attempt to store it ended in doubt: it may not be refused any more, and a repeat is
+    /// stored again.
+    InDoubt,
+    /// PUBLISH is in the log for good: a repeat is answered PUBREC and not stored.
     Received,
-    /// PUBREL is on its way to the log: a repeat is answered PUBCOMP behind it.
-    Releasing,
 }
 
 /// Bounded by Receive Maximum (v5: ours; v3.x: 65 535 ids).
@@ -20,6 +24,11 @@ pub(in crate::session) struct OpenIds(HashMap<PacketId, OpenId, ahash::RandomSta
 impl OpenIds {
     pub(in crate::session) fn get(&self, id: PacketId) -> Option<OpenId> {
         self.0.get(&id).copied()
+    }
+
+    /// An attempt to store the PUBLISH begins; what is known of earlier ones stays.
+    pub(in crate::session) fn begin(&mut self, id: PacketId) {
+        self.0.entry(id).or_insert(OpenId::Storing);
     }
 
     pub(in crate::session) fn set(&mut self, id: PacketId, state: OpenId) {
