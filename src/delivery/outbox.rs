@@ -575,6 +575,10 @@ impl AppendSink for Outbox {
             return self.close(None);
         }
         let mut channel = self.channel.lock();
+        if channel.closing {
+            // An earlier one may have failed: what it was to record must not be released.
+            return;
+        }
         if ticket == RESERVE_TICKET {
             if let Some(backlog) = channel.backlog.as_deref_mut() {
                 backlog.reserved();

@@ -6,11 +6,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::{Gone, open};
 use crate::dice::Dice;
+use crate::ledger::WILLS_FROM;
 use crate::run::{Phase, Sim};
 use crate::wire::{Connect, Level, Will};
-
-/// Wills are messages of publishers from here on.
-pub(crate) const FIRST: u32 = 1000;
 
 /// How a life ended, and so what is to become of its Will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +25,9 @@ pub(crate) async fn run(sim: Arc<Sim>, number: u32, mut dice: Dice) {
     let name = format!("m{number}");
     let level = *dice.pick(&[Level::V311, Level::V5]);
     let persistent = dice.chance(500);
-    let publisher = FIRST + number;
+    let publisher = WILLS_FROM + number;
     let mut life = 0;
-    let mut before: Option<u32> = None;
+    let mut before: Option<(u32, usize)> = None;
     sim.subscribed().await;
     while sim.phase() == Phase::Run {
         life += 1;
@@ -43,8 +41,9 @@ pub(crate) async fn run(sim: Arc<Sim>, number: u32, mut dice: Dice) {
         sim.ledger.lock().attempt(key);
         let (mut wire, _, _) = open(&sim, &name, &connect, &mut dice).await;
         // Who is taken over by this connection has died by it.
-        if let Some(before) = before.take() {
-            sim.died((publisher, before), Fate::Due);
+        if let Some((before, outages)) = before.take() {
+            let alone = sim.outages.lock().len() == outages;
+            sim.died((publisher, before), if alone { Fate::Due } else { Fate::Open });
         }
         let alive = timeout(dice.ms(10, 2000), wire.recv(&sim, &name)).await;
         if let Ok(end) = alive {
@@ -70,7 +69,7 @@ pub(crate) async fn run(sim: Arc<Sim>, number: u32, mut dice: Dice) {
             _ => {
                 sim.keep(wire, dice.ms(3000, 5000));
                 sim.trace.note(&name, "is taken over");
-                before = Some(life);
+                before = Some((life, sim.outages.lock().len()));
             }
         }
         sleep(dice.ms(0, 1500)).await;

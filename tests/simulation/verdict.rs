@@ -7,8 +7,8 @@ use tokio::time::timeout;
 
 use crate::client::open;
 use crate::dice::Dice;
-use crate::ledger::{Key, Ledger, Message, Outcome, Session, matches};
-use crate::mortal::{FIRST, Fate};
+use crate::ledger::{Key, Ledger, Message, Outcome, Session, WILLS_FROM, matches};
+use crate::mortal::Fate;
 use crate::run::Sim;
 use crate::subscriber::key_of;
 use crate::wire::{Connect, Level, Packet, wire};
@@ -130,7 +130,7 @@ async fn retained(sim: &Sim, mut dice: Dice) {
 fn acceptable(ledger: &Ledger, topic: &str) -> Vec<Option<Key>> {
     let mut right = Vec::new();
     let all = ledger.messages.iter().rev();
-    let of_topic = all.filter(|(key, m)| key.0 < FIRST && m.retain && m.topic == topic);
+    let of_topic = all.filter(|(key, m)| key.0 < WILLS_FROM && m.retain && m.topic == topic);
     for (key, message) in of_topic {
         match message.outcome {
             Outcome::Acknowledged => {

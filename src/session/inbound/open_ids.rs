@@ -13,7 +13,7 @@ pub(in crate::session) enum OpenId {
     /// An attempt to store it ended in doubt: it may not be refused any more, and a repeat is
     /// stored again.
     InDoubt,
-    /// PUBLISH is in the log for good: a repeat is answered PUBREC and not stored.
+    /// PUBLISH is in the log for good, with its retained row: a repeat is answered PUBREC and not stored.
     Received,
 }
 
