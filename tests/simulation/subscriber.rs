@@ -35,6 +35,8 @@ pub(crate) struct Subscriber {
     asked: Option<Asked>,
     /// Steady filters that are granted in this session.
     settled: bool,
+    /// Not before then it asks again for what was refused.
+    ask_at: Instant,
 }
 
 struct Asked {
@@ -79,6 +81,7 @@ impl Subscriber {
             acks: VecDeque::new(),
             asked: None,
             settled: false,
+            ask_at: Instant::now(),
         }
     }
 
@@ -179,7 +182,7 @@ impl Subscriber {
                 }
                 () = sleep(Duration::from_millis(200)) => {}
             }
-            if !self.settled && self.asked.is_none() {
+            if !self.settled && self.asked.is_none() && Instant::now() >= self.ask_at {
                 self.subscribe(wire, self.steady.clone());
             }
         }
@@ -249,6 +252,7 @@ impl Subscriber {
             if !self.sim.plan.temper.refusals {
                 self.violate("a subscription was refused");
             }
+            self.ask_at = Instant::now() + self.dice.ms(10, 500);
             return;
         }
         for (filter, qos) in &asked.filters {

@@ -87,8 +87,10 @@ impl Inbound {
                 QoS::ExactlyOnce => self.window.open_ids().lock().get(id),
                 QoS::AtMostOnce | QoS::AtLeastOnce => None,
             };
-            if known == Some(OpenId::Received) {
-                // A repeat before PUBREL: answered before limits and quota (QOS-01).
+            if known == Some(OpenId::Received) && !publish.retain {
+                // A repeat before PUBREL: answered before limits and quota (QOS-01). One that sets
+                // a retained value sets it again: a QoS 1 resend before it may just have set an
+                // older one.
                 self.acks.push(AckOut { kind: AckKind::Pubrec, id, reason: ReasonCode::Success });
                 return Ok(());
             }
