@@ -19,10 +19,18 @@ pub(crate) async fn operate(sim: Arc<Sim>, mut dice: Dice) {
     sim.trace.note(WHO, "runs");
     sim.subscribed().await;
     while sim.phase() == Phase::Run {
-        let quiet = dice.ms(50, 1500);
-        let went = timeout(quiet, running.power.went()).await.is_ok();
-        let roll = dice.below(10);
-        if went || sim.plan.temper.crashes && roll < 3 {
+        let quiet = sleep(dice.ms(50, 1500));
+        let soon = dice.ms(0, 150);
+        let doomed = tokio::select! {
+            biased;
+            () = running.power.went() => true,
+            () = sim.doom.notified(), if sim.plan.temper.crashes => {
+                drop(timeout(soon, running.power.went()).await);
+                true
+            }
+            () = quiet => sim.plan.temper.crashes && dice.chance(300),
+        };
+        if doomed {
             running = restart(&sim, running, &mut dice).await;
         } else {
             disturb(&sim, &running, &mut dice).await;

@@ -201,9 +201,9 @@ impl Publisher {
         self.sent += 1;
         let retains = self.number == 0 && self.dice.chance(300);
         let qos = if retains { self.dice.between(1, 2) } else { self.dice.below(3) } as u8;
-        let topic = match self.dice.below(4) {
+        let topic = match self.dice.below(5) {
             _ if retains => format!("r/{}", self.dice.below(3)),
-            0 => format!("c/{}", self.dice.below(2)),
+            0 | 1 => format!("c/{}", self.dice.below(2)),
             _ => format!("s/{}", self.dice.below(3)),
         };
         let filler = if self.dice.chance(100) { 3000 } else { self.dice.below(200) };

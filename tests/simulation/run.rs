@@ -50,6 +50,8 @@ pub(crate) struct Sim {
     pub(crate) machine: Machine,
     pub(crate) deaths: Mutex<Vec<(Key, Fate, u64)>>,
     pub(crate) outages: Mutex<Vec<u64>>,
+    /// Somebody has done what a crash soon after may undo in part.
+    pub(crate) doom: Notify,
     phase: AtomicU8,
     moved: Notify,
     ready: AtomicU32,
@@ -164,6 +166,7 @@ async fn simulate(seed: u64, print: bool) -> Result<(u64, u64), String> {
         machine: Machine::default(),
         deaths: Mutex::default(),
         outages: Mutex::default(),
+        doom: Notify::new(),
         phase: AtomicU8::new(0),
         moved: Notify::new(),
         ready: AtomicU32::new(0),

@@ -214,6 +214,9 @@ impl Subscriber {
     /// Takes the changing filter, with another QoS, or leaves it.
     fn change(&mut self, wire: &mut Wire) {
         self.sim.ledger.lock().leaving(self.session, CHANGING);
+        if self.dice.chance(300) {
+            self.sim.doom.notify_one();
+        }
         if self.dice.chance(500) {
             let qos = self.dice.below(3) as u8;
             return self.subscribe(wire, vec![(CHANGING, qos)]);
