@@ -14,11 +14,12 @@ use tokio::time::{Duration, timeout};
 
 use super::claim::Claimed;
 use super::conn::{Conn, End};
-use super::context::Context;
+use super::context::{Context, Serving};
 use super::handshake::{self, Refusal};
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
+use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
 use crate::codec::{
@@ -58,23 +59,31 @@ where
         Err(_) => return metrics::CONNECTION_REFUSED.inc(),
     };
     let version = connect.version;
+    let serving = Serving::of(&context);
     let claimed = Box::pin(handshake::connect(&context, connect, max_bytes)).await;
     let claimed = match claimed {
         Ok(claimed) => claimed,
         Err(refusal) => {
             metrics::CONNECTION_REFUSED.inc();
+            drop(serving);
             return say_last(&mut read, &mut write, Some(refusal)).await;
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
     metrics::CONNECTED_SESSIONS.inc();
     let conn = Arc::clone(&claimed.conn);
-    task::spawn("writer", delivery::write(Arc::clone(&conn.outbox), write));
+    let writer = task::spawn("writer", delivery::write(Arc::clone(&conn.outbox), write));
     let mut session = SessionTask::new(Arc::clone(&context), claimed, version, max_bytes, buffer);
     let end = session.run(&mut read).await;
-    session.finish(read, end).await;
+    let end = session.finish(end).await;
     metrics::CONNECTED_SESSIONS.dec();
     metrics::CLIENT_DISCONNECTS.inc();
+    // A peer that takes nothing is the writer's to give up.
+    drop(timeout(LAST_WORDS, writer).await);
+    drop(serving);
+    if end.reason().is_some() {
+        linger(&mut read).await;
+    }
 }
 
 /// Reads the CONNECT. `None` in the error: nothing is answered.
@@ -169,6 +178,8 @@ struct SessionTask {
     max_bytes: u32,
     incarnation: u64,
     persistent: bool,
+    /// Session Expiry Interval of the CONNECT.
+    expiry_s: u32,
     buffer: ReadBuffer,
     /// Length of the frame at hand, if known.
     needed: usize,
@@ -185,7 +196,7 @@ impl SessionTask {
         max_bytes: u32,
         buffer: ReadBuffer,
     ) -> Self {
-        let Claimed { conn, publisher, open_ids, persistent } = claimed;
+        let Claimed { conn, publisher, open_ids, persistent, expiry_s } = claimed;
         let is_v5 = version.is_v5();
         let budget = Arc::clone(&context.budget);
         let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget);
@@ -199,6 +210,7 @@ impl SessionTask {
             max_bytes,
             incarnation,
             persistent,
+            expiry_s,
             buffer,
             needed,
             inbound,
@@ -219,7 +231,7 @@ impl SessionTask {
             }
             let flushed = tokio::select! {
                 biased;
-                () = self.inbound.flush() => None,
+                end = self.inbound.flush() => end,
                 end = self.conn.ended() => Some(end),
             };
             if let Some(end) = flushed {
@@ -377,11 +389,8 @@ impl SessionTask {
     }
 
     async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
-        let subscriber = self.subscriber();
-        let wanted = tokio::select! {
-            wanted = subscriber.subscribe(packet) => wanted.map_err(End::Fault)?,
-            end = self.conn.ended() => return Err(end),
-        };
+        let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
+        let wanted = self.subscriber().subscribe(packet).await.map_err(End::Fault)?;
         if !wanted.is_empty() {
             let replay = Replay {
                 context: Arc::clone(&self.context),
@@ -396,16 +405,22 @@ impl SessionTask {
     }
 
     async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), End> {
-        let subscriber = self.subscriber();
-        tokio::select! {
-            done = subscriber.unsubscribe(packet) => done.map_err(End::Fault),
-            end = self.conn.ended() => Err(end),
-        }
+        let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
+        self.subscriber().unsubscribe(packet).await.map_err(End::Fault)
+    }
+
+    /// The session's gate while its subscriptions change: a row of this connection never comes
+    /// behind a newer connection's claim, and the end of a session meets none on its way. Held no
+    /// longer than one append may take. `None`: the session has a newer connection.
+    async fn turn(&self) -> Option<Locked<'_>> {
+        let locked = self.context.registry.lock(&self.conn.client_id).await;
+        locked.is_live(&self.conn).then_some(locked)
     }
 
     /// Ends the connection: tells the client, then the session.
-    async fn finish(self, mut read: impl AsyncRead + Unpin, end: End) {
+    async fn finish(mut self, end: End) -> End {
         let end = self.checked(end);
+        self.inbound.abandon();
         match end {
             End::Fault(error) => {
                 metrics::CONNECTION_ERROR.inc();
@@ -426,16 +441,14 @@ impl SessionTask {
         self.conn.outbox.close(last.as_ref());
         self.conn.end(end);
         lifecycle::disconnected(&self.context, &self.conn, end).await;
-        if end.reason().is_some() {
-            linger(&mut read).await;
-        }
+        end
     }
 
     /// A DISCONNECT may not give an expiry to a session that CONNECT gave none.
     fn checked(&self, end: End) -> End {
         match end {
             End::Goodbye(Some(expiry_s)) | End::GoodbyeWithWill(Some(expiry_s))
-                if expiry_s > 0 && !self.persistent =>
+                if expiry_s > 0 && self.expiry_s == 0 =>
             {
                 End::Fault(SECOND_EXPIRY)
             }
