@@ -131,3 +131,6 @@ impl Sessions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

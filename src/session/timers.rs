@@ -75,3 +75,26 @@ pub(super) async fn run(context: Arc<Context>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// INV-5: a session has one entry, however often it goes and comes; none when nothing is due.
+    #[test]
+    fn a_session_has_one_entry() {
+        let timers = Timers::default();
+        let [one, other] = ["one", "other"].map(ClientId::new);
+        let (mut at_one, mut at_other) = (None, None);
+        timers.set(&mut at_other, Some(500), &other);
+        for due_ms in [900, 300, 700] {
+            timers.set(&mut at_one, Some(due_ms), &one);
+        }
+        assert_eq!(timers.due.lock().len(), 2);
+        assert_eq!(timers.due(499), None);
+        assert_eq!(timers.due(500), Some(other));
+        assert_eq!(timers.next(), Some(700));
+        timers.set(&mut at_one, None, &one);
+        assert_eq!((timers.next(), timers.due(u64::MAX)), (None, None));
+    }
+}
