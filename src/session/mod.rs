@@ -11,6 +11,7 @@ mod config;
 mod conn;
 mod connection;
 mod context;
+mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;

@@ -218,34 +218,50 @@ impl Inbound {
         self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
-    /// Hands the batch of this read to the log. Waits only for the node's budget; what it is
-    /// cancelled over stays in hand. `Some`: a newer connection has the session.
-    pub(super) async fn flush(&mut self) -> Option<End> {
-        let bytes = self.batch.as_ref().map(BatchBuilder::bytes);
-        if let Some(bytes) = bytes
-            && !self.context.budget.try_take(bytes)
-        {
+    /// Hands the batch of this read to the log, if the node's budget has room for it at once.
+    /// Error: a newer connection has the session.
+    pub(super) fn try_flush(&mut self) -> Result<bool, End> {
+        let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+        let taken = self.batch.is_none() || self.context.budget.try_take(bytes);
+        if taken {
+            self.append(bytes)?;
+        }
+        Ok(taken)
+    }
+
+    /// The same, waiting for the budget. Cancel safe: yes; the batch then stays in hand.
+    pub(super) async fn flush(&mut self) -> Result<(), End> {
+        if !self.try_flush()? {
+            let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
             self.context.budget.take(bytes).await;
+            self.append(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Appends the batch, whose bytes were taken from the budget, unless a newer connection has
+    /// the session.
+    fn append(&mut self, bytes: usize) -> Result<(), End> {
+        if self.batch.is_none() && self.acks.is_empty() {
+            return Ok(());
         }
         let window = Arc::clone(&self.window);
         let Some(_passing) = window.open_ids().pass(self.publisher.epoch) else {
-            self.context.budget.give_back(bytes.unwrap_or(0));
-            return Some(End::TakenOver);
+            self.context.budget.give_back(bytes);
+            return Err(End::TakenOver);
         };
         let acks = std::mem::take(&mut self.acks);
         match self.batch.take() {
-            Some(batch) => self.append(batch, acks),
+            Some(batch) => self.hand_over(batch, acks, bytes),
             // They need no append, and leave behind those that do.
-            None if !acks.is_empty() => {
+            None => {
                 window.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
             }
-            None => {}
         }
-        None
+        Ok(())
     }
 
-    fn append(&mut self, batch: BatchBuilder, acks: Vec<AckOut>) {
-        let bytes = batch.bytes();
+    fn hand_over(&mut self, batch: BatchBuilder, acks: Vec<AckOut>, bytes: usize) {
         let batch = batch.finish();
         let rows: Vec<_> = self
             .retained
@@ -258,7 +274,8 @@ impl Inbound {
         self.unacknowledged = 0;
         if !self.staged.is_empty() {
             let mut open = self.window.open_ids().lock();
-            self.staged.drain().for_each(|(id, state)| open.set(id, state));
+            let staged = std::mem::take(&mut self.staged);
+            staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
         let ticket = self.window.enter(Load { acks, messages, bytes, waits });
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
