@@ -24,8 +24,9 @@ const ROOMS: [(&str, u8); 16] = [
 
 /// Modules that another room may name: part of the door, because the name is the better half of
 /// what they offer (`telemetry::task::spawn`). The second list says who; empty is everybody.
-const SIDE_DOORS: [(&str, &[&str]); 3] = [
+const SIDE_DOORS: [(&str, &[&str]); 4] = [
     ("telemetry::clock", &[]),
+    ("telemetry::metrics", &[]),
     ("telemetry::task", &[]),
     // Invariant 9: only `broker` names a backend.
     ("storage::embedded", &["broker"]),
