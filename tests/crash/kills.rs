@@ -45,7 +45,7 @@ impl Run {
     /// The broker with everybody's sessions and subscriptions, all of it on the disk for good.
     fn start(start: Start, seed: u64) -> Option<Run> {
         let start = start
-            .env("MQTT_PERSISTENT_SESSION_DEVICE_PERSISTED_MESSAGES_LIMIT", 1_000_000)
+            .env("MQTT_PERSISTENT_SESSION_DEVICE_PERSISTED_MESSAGES_LIMIT", 65_535)
             .env("STORAGE_EMBEDDED_CHECKPOINT_INTERVAL_MS", 100)
             .env("LOST_WRITES_SYNC_WAIT_US", 1000);
         let mut broker = on_lossy_disk(start)?.start();

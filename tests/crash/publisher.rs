@@ -56,7 +56,8 @@ impl Publisher {
         let connect = Connect::new(self.level, &self.name).persistent();
         let mut known = false;
         while let Some(link) = self.world.connect(&self.name, &connect) {
-            if known && !link.session_present {
+            // CONNACK of MQTT 3.1 doesn't tell.
+            if known && !link.session_present && self.level != Level::V31 {
                 return self.fault("its session was lost");
             }
             known = true;

@@ -40,6 +40,7 @@ const LIBRARIES: [(&str, &[&str]); 8] = [
     ("rustls", &["src/listener"]),
     ("tokio_rustls", &["src/listener"]),
     ("fjall", &["src/storage/embedded"]),
+    ("xxhash_rust", &["src/storage/embedded"]),
     ("mqttbytes", &["src/bench", "tests/", "benches/", "src/codec/tests"]),
     ("rmqtt_codec", &["tests/", "benches/", "src/codec/tests"]),
 ];

@@ -24,6 +24,7 @@ mod records;
 mod retention;
 mod start;
 mod tables;
+mod torn_journal;
 #[cfg(test)]
 mod tests;
 pub mod wal;
