@@ -24,6 +24,7 @@ mod retention;
 mod settings;
 mod start;
 mod tables;
+mod torn_journal;
 #[cfg(test)]
 mod tests;
 pub mod wal;

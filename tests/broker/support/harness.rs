@@ -139,6 +139,11 @@ impl Broker {
         self.folder.path().join("data")
     }
 
+    /// Where its data is, in a folder `data`.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     pub(crate) fn address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.mqtt)
     }
@@ -173,6 +178,15 @@ impl Broker {
         let next = Broker::launch(self.start.clone(), Arc::clone(&self.folder));
         next.lines.lock().splice(0..0, earlier);
         *self = next;
+    }
+
+    /// After `stop` or `kill`: starts, and is killed so soon that it may not be ready yet.
+    pub(crate) fn start_and_kill(&mut self, after: Duration) {
+        let mut next = Broker::spawn(&self.start, &self.folder, free_port(), free_port());
+        std::thread::sleep(after);
+        next.kill();
+        let lines = std::mem::take(&mut *next.lines.lock());
+        self.lines.lock().extend(lines);
     }
 
     #[track_caller]
