@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use sluice::broker::Broker;
 use sluice::bench::{self, BenchArgs};
+use sluice::broker::Broker;
 use sluice::config::{self, Config, Loaded};
 use sluice::telemetry;
 use tokio::signal::unix::{SignalKind, signal};

@@ -42,8 +42,7 @@ impl Backend for SimBackend {
             // First the medium stops, then the program.
             self.disk = self.disk.crash();
             let keep = self.roll(self.projection.unsynced() + 1);
-            self.projection.crash(keep);
-            let frozen = Arc::new(self.projection.copy());
+            let frozen = Arc::new(self.projection.crash(keep));
             drop(self.open.take());
             self.projection = frozen;
             self.reopen();
@@ -75,6 +74,10 @@ impl Factory for Sim {
             backend.reopen();
             Box::new(backend) as Box<dyn Backend>
         })
+    }
+
+    fn seeds(&self) -> u64 {
+        40
     }
 }
 
