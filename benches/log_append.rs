@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -17,6 +17,7 @@ use sluice::storage::embedded::wal::{
     Applier, Driver, Frame, FrameKind, RealDisk, SyncMode, Wal, WalConfig,
 };
 use sluice::storage::{AppendOutcome, AppendSink, Durability};
+use tokio::time::Instant;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

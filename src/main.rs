@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -42,17 +42,18 @@ enum Command {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let command = args.command.unwrap_or(Command::Serve);
-    if let Command::Bench(args) = command {
-        return bench::run(*args);
+    let config = args.config.as_deref();
+    match args.command.unwrap_or(Command::Serve) {
+        Command::Serve => configured(config, serve),
+        Command::CheckConfig => configured(config, |loaded| check_config(&loaded)),
+        Command::Bench(args) => bench::run(*args),
     }
-    let loaded = match config::load(args.config.as_deref(), &config::process_env) {
-        Ok(loaded) => loaded,
-        Err(faults) => return fail(BAD_CONFIG, &faults),
-    };
-    match command {
-        Command::CheckConfig => check_config(&loaded),
-        Command::Serve | Command::Bench(_) => serve(loaded),
+}
+
+fn configured(path: Option<&Path>, then: impl FnOnce(Loaded) -> ExitCode) -> ExitCode {
+    match config::load(path, &config::process_env) {
+        Ok(loaded) => then(loaded),
+        Err(faults) => fail(BAD_CONFIG, &faults),
     }
 }
 

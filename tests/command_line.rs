@@ -117,7 +117,7 @@ fn a_running_broker_ends_with_code_0_when_told_to() {
         let child = sluice(folder.path()).stderr(Stdio::piped()).spawn().unwrap();
         let mut running = Running(child);
         let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines();
-        lines.find(|line| line.as_ref().unwrap().contains("HTTP listens")).unwrap().unwrap();
+        lines.find(|line| line.as_ref().unwrap().contains("http listener on")).unwrap().unwrap();
         kill_process(Pid::from_child(&running.0), signal).unwrap();
         assert!(lines.any(|line| line.unwrap().contains("stopping")));
         assert_eq!(running.0.wait().unwrap().code(), Some(0));

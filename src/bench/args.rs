@@ -34,7 +34,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub qos: u8,
     /// Payload bytes; the first 24 carry run, publisher, sequence and send time.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(24..=16_777_216))]
+    #[arg(long, default_value_t = 256, value_parser = payload_range())]
     pub payload: u32,
     /// Messages a second over all publishers (churn: connects a second), sent by an open-loop
     /// schedule; 0 sends as fast as sockets and windows allow.
@@ -99,6 +99,10 @@ pub struct BenchArgs {
     /// Exit with 1 if a message was lost, doubled or out of order, or a connection was lost.
     #[arg(long)]
     pub strict: bool,
+}
+
+fn payload_range() -> impl clap::builder::TypedValueParser<Value = u32> {
+    clap::value_parser!(u32).range(24..=16_777_216)
 }
 
 impl BenchArgs {

@@ -111,7 +111,7 @@ impl Broker {
         let embedded = Arc::clone(&self.embedded);
         tokio::task::spawn_blocking(move || embedded.stop()).await??;
         // The receiver goes when the administration has ended by itself.
-        drop(self.stop_admin.send(()));
+        self.stop_admin.send(()).ok();
         self.admin.await?;
         Ok(())
     }

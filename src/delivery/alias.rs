@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// How a topic goes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aliased {
+pub(super) enum Aliased {
     /// As it is.
     No,
     /// With its text, and this alias from now on.
@@ -16,7 +16,7 @@ pub enum Aliased {
 /// At most `max` entries (the lesser of the client's Topic Alias Maximum and ours); when full,
 /// further topics go out as they are (MEM-07).
 #[derive(Debug)]
-pub struct Aliases {
+pub(super) struct Aliases {
     max: u16,
     topic_bytes_min: usize,
     known: HashMap<Box<str>, u16, ahash::RandomState>,
@@ -24,13 +24,13 @@ pub struct Aliases {
 
 impl Aliases {
     /// `None` when no alias may be used (MQTT-3.1.2-27).
-    pub fn new(max: u16, topic_bytes_min: usize) -> Option<Box<Self>> {
+    pub(super) fn new(max: u16, topic_bytes_min: usize) -> Option<Box<Self>> {
         let known = HashMap::default();
         (max > 0).then(|| Box::new(Self { max, topic_bytes_min, known }))
     }
 
     /// How `topic` is to go out; remember it with [`Self::remember`] once its frame is queued.
-    pub fn look_up(&self, topic: &str) -> Aliased {
+    pub(super) fn look_up(&self, topic: &str) -> Aliased {
         if topic.len() < self.topic_bytes_min {
             return Aliased::No;
         }
@@ -44,7 +44,7 @@ impl Aliases {
     }
 
     /// The frame that introduces the alias was queued.
-    pub fn remember(&mut self, topic: &str, alias: u16) {
+    pub(super) fn remember(&mut self, topic: &str, alias: u16) {
         self.known.insert(topic.into(), alias);
     }
 }

@@ -7,7 +7,7 @@ use crate::mqtt::PacketId;
 use crate::storage::{IdRun, QueueKey, QueueState};
 
 /// Ids reserved at a time: one durable write for so many messages.
-pub const ID_RUN: u16 = 1024;
+pub(super) const ID_RUN: u16 = 1024;
 /// A further run is asked for when fewer ids than this are left.
 const RESERVE_BELOW: u64 = 512;
 
@@ -19,7 +19,7 @@ const RESERVE_BELOW: u64 = 512;
 /// following ──anything else──→ behind (the queue is read when there is room)
 /// ```
 #[derive(Debug)]
-pub struct Backlog {
+pub(super) struct Backlog {
     pub queue: QueueKey,
     pub incarnation: u64,
     /// The next sequence to send: everything below was sent on this connection, or is gone.
@@ -39,7 +39,7 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    pub fn new(queue: QueueKey, state: &QueueState) -> Self {
+    pub(super) fn new(queue: QueueKey, state: &QueueState) -> Self {
         Self {
             queue,
             incarnation: state.incarnation,
@@ -54,63 +54,63 @@ impl Backlog {
     }
 
     /// The last id that an earlier connection may have used.
-    pub fn last_id(&self) -> Option<PacketId> {
+    pub(super) fn last_id(&self) -> Option<PacketId> {
         let run = self.runs.back()?;
         Some(id_at(run, run.first_seq + u64::from(run.count) - 1))
     }
 
     /// The queue reaches up to `end` now.
-    pub fn heard_of(&mut self, end: u64) {
+    pub(super) fn heard_of(&mut self, end: u64) {
         self.end_seq = self.end_seq.max(end);
     }
 
     /// Whether there is something to read from the queue.
-    pub fn is_behind(&self) -> bool {
+    pub(super) fn is_behind(&self) -> bool {
         self.fresh || self.next_seq < self.end_seq
     }
 
     /// The queue was read: nothing between `next_seq` and `end` is left to send.
-    pub fn caught_up(&mut self, end: u64) {
+    pub(super) fn caught_up(&mut self, end: u64) {
         self.fresh = false;
         self.next_seq = self.next_seq.max(end);
         self.heard_of(end);
     }
 
     /// The queue holds nothing between the cursor and `seq`.
-    pub fn skip_to(&mut self, seq: u64) {
+    pub(super) fn skip_to(&mut self, seq: u64) {
         self.fresh = false;
         self.next_seq = self.next_seq.max(seq);
         self.heard_of(seq + 1);
     }
 
     /// `seq` was sent or given up.
-    pub fn passed(&mut self, seq: u64) {
+    pub(super) fn passed(&mut self, seq: u64) {
         self.next_seq = seq + 1;
     }
 
-    pub fn is_dup(&self, seq: u64) -> bool {
+    pub(super) fn is_dup(&self, seq: u64) -> bool {
         seq < self.dup_below
     }
 
     /// The sender's cursor, as the queue keeps it.
-    pub fn sent_below(&self) -> u64 {
+    pub(super) fn sent_below(&self) -> u64 {
         self.next_seq.max(self.dup_below)
     }
 
     /// Whether reading a page can lead to something sent: an id is there for the next sequence,
     /// or the page has yet to tell which one that is.
-    pub fn can_send(&self) -> bool {
+    pub(super) fn can_send(&self) -> bool {
         let covers = |run: &IdRun| self.next_seq < run.first_seq + u64::from(run.count);
         self.fresh || self.runs.back().is_some_and(covers)
     }
 
     /// Whether `seq` can go straight from memory to the socket.
-    pub fn is_next(&self, seq: u64) -> bool {
+    pub(super) fn is_next(&self, seq: u64) -> bool {
         !self.fresh && !self.pulling && seq == self.next_seq
     }
 
     /// The id under which `seq` goes out, if it is reserved. Sequences rise from call to call.
-    pub fn id_of(&mut self, seq: u64) -> Option<PacketId> {
+    pub(super) fn id_of(&mut self, seq: u64) -> Option<PacketId> {
         while let Some(run) = self.runs.front() {
             if seq < run.first_seq {
                 return None;
@@ -124,7 +124,7 @@ impl Backlog {
     }
 
     /// Whether a further run of ids should be reserved now, and from which sequence on.
-    pub fn wants_ids(&self) -> Option<u64> {
+    pub(super) fn wants_ids(&self) -> Option<u64> {
         // Before the first page nobody knows which sequence is the first to go; a client that was
         // never sent anything reserves nothing.
         let idle = self.runs.is_empty() && self.next_seq >= self.end_seq;
@@ -141,16 +141,16 @@ impl Backlog {
     }
 
     /// How many reserved ids were not used yet.
-    pub fn reserved_left(&self) -> u64 {
+    pub(super) fn reserved_left(&self) -> u64 {
         self.reserved_end() - self.next_seq
     }
 
-    pub fn reserve(&mut self, run: IdRun) {
+    pub(super) fn reserve(&mut self, run: IdRun) {
         self.reserving = Some(run);
     }
 
     /// The run that was under way is durable.
-    pub fn reserved(&mut self) {
+    pub(super) fn reserved(&mut self) {
         self.runs.extend(self.reserving.take());
     }
 }

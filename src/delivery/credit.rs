@@ -2,35 +2,35 @@
 
 /// How many QoS 1 and 2 messages may still be sent before an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Credit {
+pub(super) struct Credit {
     initial: u16,
     left: u16,
 }
 
 impl Credit {
     /// Fresh from this connection's CONNECT, never from the one before (RM-4, FLO-01).
-    pub fn new(receive_maximum: u16) -> Self {
+    pub(super) fn new(receive_maximum: u16) -> Self {
         Self { initial: receive_maximum, left: receive_maximum }
     }
 
-    pub fn left(self) -> u16 {
+    pub(super) fn left(self) -> u16 {
         self.left
     }
 
-    pub fn in_flight(self) -> u16 {
+    pub(super) fn in_flight(self) -> u16 {
         self.initial - self.left
     }
 
     /// One PUBLISH goes out; `false` when none may.
     #[must_use]
-    pub fn take(&mut self) -> bool {
+    pub(super) fn take(&mut self) -> bool {
         let available = self.left > 0;
         self.left -= u16::from(available);
         available
     }
 
     /// An exchange ended. Never above the initial quota, however many acks come (RM-5, FLO-02).
-    pub fn give(&mut self) {
+    pub(super) fn give(&mut self) {
         self.left = self.left.saturating_add(1).min(self.initial);
     }
 }

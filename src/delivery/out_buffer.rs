@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes};
 /// Chunks are filled up to this and then a new one is begun, so that no frame moves twice.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Above it a payload is shared instead of copied (measured: copying wins up to about 1 KiB).
-pub const SHARE_FROM_BYTES: usize = 1024;
+pub(super) const SHARE_FROM_BYTES: usize = 1024;
 /// Slices handed to one vectored write.
 const SLICES_MAX: usize = 32;
 
@@ -30,22 +30,18 @@ impl Chunk {
 
 /// An ordered list of chunks. Its length is bounded by the watermark, not here.
 #[derive(Debug, Default)]
-pub struct OutBuffer {
+pub(super) struct OutBuffer {
     chunks: VecDeque<Chunk>,
     len: usize,
 }
 
 impl OutBuffer {
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Appends what `encode` writes; gives back its length.
-    pub fn push_with<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
+    pub(super) fn push_with<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
         let open = match self.chunks.back() {
             Some(Chunk::Copied { bytes, .. }) => bytes.len() < CHUNK_BYTES,
             Some(Chunk::Shared(_)) | None => false,
@@ -64,13 +60,13 @@ impl OutBuffer {
     }
 
     /// Appends bytes without copying them.
-    pub fn push_shared(&mut self, bytes: Bytes) {
+    pub(super) fn push_shared(&mut self, bytes: Bytes) {
         self.len += bytes.len();
         self.chunks.push_back(Chunk::Shared(bytes));
     }
 
     /// What one vectored write should take.
-    pub fn slices(&self) -> ([IoSlice<'_>; SLICES_MAX], usize) {
+    pub(super) fn slices(&self) -> ([IoSlice<'_>; SLICES_MAX], usize) {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
         for (slice, chunk) in slices.iter_mut().zip(&self.chunks) {
@@ -81,7 +77,7 @@ impl OutBuffer {
     }
 
     /// `written` bytes have left.
-    pub fn advance(&mut self, mut written: usize) {
+    pub(super) fn advance(&mut self, mut written: usize) {
         self.len -= written;
         while written > 0 {
             let Some(chunk) = self.chunks.front_mut() else { return };
@@ -97,12 +93,6 @@ impl OutBuffer {
             }
             return;
         }
-    }
-
-    /// Puts `later` behind what is here.
-    pub fn append(&mut self, mut later: OutBuffer) {
-        self.len += later.len;
-        self.chunks.append(&mut later.chunks);
     }
 }
 
@@ -142,7 +132,7 @@ mod tests {
                     buffer.push_with(|out| out.extend_from_slice(&part));
                 }
             }
-            prop_assert_eq!(buffer.len(), expected.len());
+            prop_assert_eq!(buffer.len, expected.len());
             prop_assert_eq!(drain(&mut buffer, step), expected);
         }
     }

@@ -5,7 +5,7 @@ use crate::mqtt::PacketId;
 
 /// What the sender waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub(super) enum Stage {
     /// QoS 1: PUBACK.
     Puback,
     /// QoS 2: PUBREC.
@@ -18,7 +18,7 @@ pub enum Stage {
 
 /// One exchange in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InFlight {
+pub(super) struct InFlight {
     /// The sequence in the client's queue; 0 when the message came from no queue.
     pub seq: u64,
     pub stage: Stage,
@@ -31,7 +31,7 @@ pub struct InFlight {
 /// spread of held ids asks for (at most 65 536 places) and nothing at all when nothing is in
 /// flight. Each operation is one array access.
 #[derive(Debug, Default)]
-pub struct PacketIds {
+pub(super) struct PacketIds {
     places: Vec<Option<(PacketId, InFlight)>>,
     held: usize,
     next: Option<PacketId>,
@@ -40,15 +40,11 @@ pub struct PacketIds {
 const SMALLEST: usize = 16;
 
 impl PacketIds {
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.held
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.held == 0
-    }
-
-    pub fn get(&self, id: PacketId) -> Option<InFlight> {
+    pub(super) fn get(&self, id: PacketId) -> Option<InFlight> {
         match self.places.get(self.place(id)) {
             Some(Some((held, entry))) if *held == id => Some(*entry),
             _ => None,
@@ -61,7 +57,7 @@ impl PacketIds {
 
     /// Books `id`; `false` if it is in flight already.
     #[must_use]
-    pub fn insert(&mut self, id: PacketId, entry: InFlight) -> bool {
+    pub(super) fn insert(&mut self, id: PacketId, entry: InFlight) -> bool {
         if self.places.is_empty() {
             self.places = vec![None; SMALLEST];
         }
@@ -90,7 +86,7 @@ impl PacketIds {
     }
 
     /// Moves `id` to another stage.
-    pub fn set_stage(&mut self, id: PacketId, stage: Stage) {
+    pub(super) fn set_stage(&mut self, id: PacketId, stage: Stage) {
         let place = self.place(id);
         if let Some(Some((held, entry))) = self.places.get_mut(place)
             && *held == id
@@ -100,32 +96,25 @@ impl PacketIds {
     }
 
     /// Frees `id`; the table's memory goes with the last one.
-    pub fn remove(&mut self, id: PacketId) -> Option<InFlight> {
+    pub(super) fn remove(&mut self, id: PacketId) -> Option<InFlight> {
         let entry = self.get(id)?;
         let place = self.place(id);
         self.places[place] = None;
         self.held -= 1;
-        if self.held == 0 && self.places.len() > 1024 {
+        if self.held == 0 && self.places.len() > 64 {
             self.places = Vec::new();
         }
         Some(entry)
     }
 
-    /// Lets the table go while nothing is in flight.
-    pub fn shrink(&mut self) {
-        if self.held == 0 {
-            self.places = Vec::new();
-        }
-    }
-
     /// The next free id, skipping every one that is held (FLO-07); `None` when all are.
-    pub fn allocate(&mut self) -> Option<PacketId> {
+    pub(super) fn allocate(&mut self) -> Option<PacketId> {
         let (first, _) = self.allocate_run(1)?;
         Some(first)
     }
 
     /// A run of free ids that follow one another, up to `want` long (65 535 is followed by 1).
-    pub fn allocate_run(&mut self, want: u16) -> Option<(PacketId, u16)> {
+    pub(super) fn allocate_run(&mut self, want: u16) -> Option<(PacketId, u16)> {
         if self.held >= usize::from(u16::MAX) || want == 0 {
             return None;
         }
@@ -143,7 +132,7 @@ impl PacketIds {
     }
 
     /// Goes on behind `id`: what earlier connections of a session have used.
-    pub fn continue_after(&mut self, id: PacketId) {
+    pub(super) fn continue_after(&mut self, id: PacketId) {
         self.next = Some(id.next());
     }
 }

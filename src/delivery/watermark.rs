@@ -2,7 +2,7 @@
 
 /// Over `high` the channel is non-writable; under `low` it is writable again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watermark {
+pub(super) struct Watermark {
     buffered: usize,
     high: usize,
     low: usize,
@@ -11,7 +11,7 @@ pub struct Watermark {
 
 /// What a change of the buffered bytes crossed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crossing {
+pub(super) enum Crossing {
     None,
     /// It has just become non-writable.
     High,
@@ -21,26 +21,21 @@ pub enum Crossing {
 
 impl Watermark {
     /// `low <= high`, both above 0: the configuration checks it.
-    pub fn new(high: usize, low: usize) -> Self {
+    pub(super) fn new(high: usize, low: usize) -> Self {
         Self { buffered: 0, high, low, writable: true }
     }
 
-    pub fn is_writable(&self) -> bool {
+    pub(super) fn is_writable(&self) -> bool {
         self.writable
     }
 
     /// Bytes that were queued and have not left for the kernel.
-    pub fn buffered(&self) -> usize {
+    pub(super) fn buffered(&self) -> usize {
         self.buffered
     }
 
-    /// Bytes that may still be queued before the channel turns non-writable.
-    pub fn room(&self) -> usize {
-        if self.writable { self.high.saturating_sub(self.buffered) } else { 0 }
-    }
-
     #[must_use]
-    pub fn queued(&mut self, bytes: usize) -> Crossing {
+    pub(super) fn queued(&mut self, bytes: usize) -> Crossing {
         self.buffered = self.buffered.saturating_add(bytes);
         if self.writable && self.buffered > self.high {
             self.writable = false;
@@ -50,7 +45,7 @@ impl Watermark {
     }
 
     #[must_use]
-    pub fn left(&mut self, bytes: usize) -> Crossing {
+    pub(super) fn left(&mut self, bytes: usize) -> Crossing {
         self.buffered = self.buffered.saturating_sub(bytes);
         // With equal marks, "under low" must be reachable from "over high": at the mark counts.
         if !self.writable && (self.buffered < self.low || self.buffered == 0) {
@@ -76,7 +71,7 @@ mod tests {
         assert_eq!(marks.left(51), Crossing::None);
         assert!(!marks.is_writable());
         assert_eq!(marks.left(1), Crossing::Low);
-        assert_eq!(marks.room(), 51);
+        assert!(marks.is_writable());
     }
 
     proptest! {

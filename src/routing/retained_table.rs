@@ -11,7 +11,7 @@ use crate::telemetry::{clock, metrics};
 
 const VERSION: u8 = 1;
 /// Values looked at under one lock, so that a writer never waits for a whole scan.
-pub const PAGE: usize = 256;
+pub(super) const PAGE: usize = 256;
 /// Expired values taken out under one lock.
 const EXPIRE_PAGE: usize = 1024;
 

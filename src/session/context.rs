@@ -37,7 +37,7 @@ impl std::fmt::Debug for Handles {
 }
 
 /// The handles, and what sessions of this node share among themselves.
-pub struct Context {
+pub(super) struct Context {
     handles: Handles,
     pub(super) registry: Registry,
     pub(super) budget: Arc<Budget>,

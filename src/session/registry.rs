@@ -2,7 +2,6 @@
 //! that connects, ends and timers of one session happen one after another.
 
 use std::collections::HashMap;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

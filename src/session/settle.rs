@@ -13,7 +13,7 @@ impl AppendSink for Once {
     fn settled(&self, _ticket: u64, outcome: AppendOutcome) {
         if let Some(sender) = self.0.lock().take() {
             // Whoever waited may have given up (IN-7); the outcome stands all the same.
-            drop(sender.send(outcome));
+            sender.send(outcome).ok();
         }
     }
 }

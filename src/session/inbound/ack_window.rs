@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::open_ids::OpenIds;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
-use crate::mqtt::{PacketId, ReasonCode};
+use crate::mqtt::ReasonCode;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
 use crate::storage::{AppendOutcome, AppendSink};
@@ -182,12 +182,6 @@ impl AckWindow {
     /// The QoS 2 ids in use.
     pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
         &self.open_ids
-    }
-
-    /// An acknowledgement that needs no append, behind those that do.
-    pub(super) fn answer_in_order(&self, kind: AckKind, id: PacketId, reason: ReasonCode) {
-        let acks = vec![AckOut { kind, id, reason }];
-        self.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
     }
 }
 

@@ -57,7 +57,7 @@ impl Consumer {
                 let full = read.bytes >= bounds.batch_bytes
                     || read.messages >= bounds.batch_messages
                     || read.retained.is_some();
-                Ok(!full && read.frame(offset, kind, &head, body, loaded)?)
+                Ok(!full && read.frame(offset, kind, head, body, loaded)?)
             })?;
             read.at = next;
             Ok(read)

@@ -30,7 +30,7 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize>;
     /// fdatasync.
     fn sync(&self) -> io::Result<()>;
-    fn len(&self) -> io::Result<u64>;
+    fn bytes(&self) -> io::Result<u64>;
     /// Grows the file to `bytes`, the new space zero and taken on the medium.
     fn grow(&self, bytes: u64) -> io::Result<()>;
     fn truncate(&self, bytes: u64) -> io::Result<()>;

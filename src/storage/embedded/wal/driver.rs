@@ -165,7 +165,7 @@ impl Engine {
     }
 }
 
-/// However the thread ends, nobody is left waiting for it.
+/// However the loop ends, nobody is left waiting for it.
 struct Ended<'a> {
     queue: Arc<Queue>,
     trouble: &'a Mutex<Option<String>>,
@@ -182,16 +182,29 @@ impl Drop for Ended<'_> {
     }
 }
 
+/// A step of the engine in `slot`; one that panics takes the engine with it, which settles its
+/// group.
+fn step_in(slot: &Mutex<Option<Engine>>) -> Step {
+    let mut slot = slot.lock();
+    let Some(mut engine) = slot.take() else {
+        return Step::Stop;
+    };
+    let step = engine.step();
+    *slot = Some(engine);
+    step
+}
+
 /// The loop as a task. The engine stays in `slot`, so that a stop can finish it at once.
 ///
 /// Cancel safe: yes; a group is always run to its end.
-pub(super) async fn run_as_task(slot: Arc<Mutex<Option<Engine>>>, queue: Arc<Queue>) {
+pub(super) async fn run_as_task(
+    slot: Arc<Mutex<Option<Engine>>>,
+    queue: Arc<Queue>,
+    trouble: Arc<Mutex<Option<String>>>,
+) {
+    let _ended = Ended { queue: Arc::clone(&queue), trouble: &trouble };
     loop {
-        let step = match slot.lock().as_mut() {
-            Some(engine) => engine.step(),
-            None => return,
-        };
-        match step {
+        match step_in(&slot) {
             Step::Again => tokio::task::yield_now().await,
             Step::Sleep(None) => queue.task_bell.notified().await,
             Step::Sleep(Some(at_most)) => {

@@ -34,6 +34,7 @@ use self::driver::{Engine, Queue};
 use self::segments::Segments;
 use self::writer::{Reply, Submission, Writer};
 use crate::storage::{AppendSink, Durability, StorageError};
+use crate::telemetry::task;
 
 pub use disk::{Disk, DiskFile};
 pub use lock::FolderLock;
@@ -119,7 +120,9 @@ impl Wal {
             Driver::Task => {
                 *inner.engine.lock() = Some(engine);
                 let (slot, queue) = (Arc::clone(&inner.engine), Arc::clone(&inner.queue));
-                tokio::spawn(driver::run_as_task(slot, queue));
+                let run = driver::run_as_task(slot, queue, Arc::clone(&inner.trouble));
+                // The task ends by itself when the log stops.
+                drop(task::spawn("log", run));
             }
         }
     }

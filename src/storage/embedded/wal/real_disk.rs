@@ -123,7 +123,7 @@ impl DiskFile for RealFile {
         self.file.sync_data()
     }
 
-    fn len(&self) -> io::Result<u64> {
+    fn bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
@@ -134,7 +134,7 @@ impl DiskFile for RealFile {
         if bytes > self.bytes_max {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let mut at = self.len()?;
+        let mut at = self.bytes()?;
         if at >= bytes {
             return Ok(());
         }

@@ -84,7 +84,7 @@ impl Found {
             return Ok(file);
         }
         let file = self.disk.open(&format::file_name(self.header.base));
-        let file = file.and_then(|file| file.len().map(|len| (file, len)));
+        let file = file.and_then(|file| file.bytes().map(|len| (file, len)));
         let file = file.map_err(|error| self.unavailable("cannot read", &error))?;
         Ok(self.file.get_or_init(|| file))
     }

@@ -140,7 +140,7 @@ impl Segments {
     fn retire(&self, base: u64, more_spares: usize) -> io::Result<Option<String>> {
         let name = format::file_name(base);
         let wanted = self.spares.lock().len() + more_spares < SPARES_MAX
-            && self.disk.open(&name)?.len()? == self.file_bytes;
+            && self.disk.open(&name)?.bytes()? == self.file_bytes;
         if !wanted {
             return self.disk.remove(&name).map(|()| None);
         }

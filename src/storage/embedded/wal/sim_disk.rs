@@ -436,14 +436,14 @@ impl DiskFile for SimFile {
         Ok(())
     }
 
-    fn len(&self) -> io::Result<u64> {
+    fn bytes(&self) -> io::Result<u64> {
         Ok(self.inode.lock().data.len() as u64)
     }
 
     fn grow(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.disk.state.lock();
         state.tick();
-        let len = self.len()?;
+        let len = self.bytes()?;
         if bytes > len {
             state.room_for(bytes - len)?;
             self.inode.lock().resize(bytes as usize);

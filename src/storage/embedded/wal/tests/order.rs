@@ -183,6 +183,32 @@ impl Applier for Panics {
     fn group_end(&mut self, _end: u64) {}
 }
 
+/// The same with the driver as a task, and when its runtime goes before the log does.
+#[test]
+fn a_task_that_ends_early_leaves_nobody_waiting() {
+    for panic in [false, true] {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().build().expect("a runtime");
+        let disk = SimDisk::new(1);
+        let (wal, _) = open(&disk);
+        let sink = Outcomes::on(&disk);
+        runtime.block_on(async {
+            let panics = Arc::new(AtomicBool::new(panic));
+            wal.start(Box::new(Panics(panics)), Driver::Task);
+            submit(&wal, &sink, 0, 10, Durability::Durable);
+            submit(&wal, &sink, 1, 10, Durability::Relaxed);
+            turn().await;
+        });
+        let wrote = sink.of(1).expect("settled");
+        assert_eq!(wrote == AppendOutcome::InDoubt, panic);
+        submit(&wal, &sink, 2, 10, Durability::Durable);
+        drop(runtime);
+        assert_eq!(sink.of(2), Some(AppendOutcome::NotStored));
+        wal.stop();
+        assert_eq!(open(&disk).1.len(), 2, "they were written");
+    }
+}
+
 /// "Settles exactly once" holds even when the program above the log has a fault.
 #[test]
 fn a_panic_in_the_applier_leaves_nobody_waiting() {
