@@ -4,7 +4,7 @@
 //! panic that names what was broken. Called by tests only, of this crate and of others; a backend
 //! passes all cases unchanged or is no backend. Never: knowledge of how a backend works.
 //!
-//! `sluice::storage_contract!(factory)` makes one test of each case.
+//! `contract::suite!(factory)` makes one test of each case.
 
 mod kit;
 mod log_cases;
@@ -88,7 +88,7 @@ pub trait Factory: Send + Sync {
 #[macro_export]
 macro_rules! storage_contract {
     ($factory:expr) => {
-        $crate::storage_contract! { $factory;
+        $crate::storage::contract::suite! { $factory;
             a_cancelled_next_loses_nothing
             a_consumer_goes_on_behind_its_commit
             a_new_incarnation_empties_the_queue
@@ -135,3 +135,5 @@ macro_rules! storage_contract {
         }
     )*};
 }
+
+pub use storage_contract as suite;

@@ -80,6 +80,8 @@ pub(super) trait Projection: Send + Sync + fmt::Debug {
     fn close(&self);
 }
 
+/// What a batch replaced, in its order.
+type Undo = Vec<(Space, Vec<u8>, Option<Vec<u8>>)>;
 type Image = BTreeMap<(Space, Vec<u8>), Vec<u8>>;
 
 /// The projection in memory, for the simulation: what `sync` has not covered may be lost.
@@ -92,7 +94,7 @@ pub struct MemoryProjection {
 struct MemoryState {
     image: Image,
     /// What each batch since the last sync replaced, to undo it.
-    unsynced: Vec<Vec<(Space, Vec<u8>, Option<Vec<u8>>)>>,
+    unsynced: Vec<Undo>,
     failing: bool,
 }
 

@@ -327,13 +327,13 @@ impl State {
         let whole = self.log.front().is_none_or(|first| first.offset == 1);
         let oldest = self.snapshots.front().cloned();
         let fallback = if whole { None } else { oldest };
-        self.from_snapshot(snapshot.or(fallback), false)
+        self.revive(snapshot.or(fallback), false)
     }
 
     pub(super) fn restart(&mut self) -> State {
         self.snapshot();
         let newest = self.snapshots.back().cloned();
-        self.from_snapshot(newest, true)
+        self.revive(newest, true)
     }
 
     /// What was on its way may have been stored although nobody was told.
@@ -358,7 +358,7 @@ impl State {
         self.end += 1;
     }
 
-    fn from_snapshot(&mut self, snapshot: Option<Snapshot>, orderly: bool) -> State {
+    fn revive(&mut self, snapshot: Option<Snapshot>, orderly: bool) -> State {
         let start = || Snapshot {
             applied: 1,
             commit: (1, Vec::new()),

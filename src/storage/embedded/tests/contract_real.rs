@@ -73,4 +73,4 @@ impl Factory for Real {
     }
 }
 
-crate::storage_contract!(Real);
+crate::storage::contract::suite!(Real);

@@ -81,4 +81,4 @@ impl Factory for Sim {
     }
 }
 
-crate::storage_contract!(Sim);
+crate::storage::contract::suite!(Sim);
