@@ -63,10 +63,10 @@ impl Factory for Sim {
     fn make(&self, options: Options) -> BoxFuture<'_, Box<dyn Backend>> {
         Box::pin(async move {
             let mut config = super::contract_real::config(options);
-            config.wal.segment_bytes = 16 << 10;
+            config.wal.segment_bytes = 2 << 10;
             config.checkpoint_every = Duration::from_millis(1);
             config.sync_every = Duration::from_millis(10);
-            config.retain_bytes = 64 << 10;
+            config.retain_bytes = 6 << 10;
             let disk = SimDisk::new(options.seed);
             let projection = Arc::new(MemoryProjection::default());
             let dice = options.seed;
@@ -77,7 +77,7 @@ impl Factory for Sim {
     }
 
     fn seeds(&self) -> u64 {
-        40
+        400
     }
 }
 

@@ -8,7 +8,7 @@ use super::rig::{Rig, numbers, settings};
 use crate::storage::contract::{Inbox, batch_of, client};
 use crate::storage::embedded::projection::{Changes, Projection, Space};
 use crate::storage::embedded::records::CHECKPOINT_KEY;
-use crate::storage::{AppendOutcome, Durability, Embedded, EmbeddedSettings};
+use crate::storage::{AppendOutcome, Durability, Embedded, EmbeddedSettings, Row, Table};
 
 async fn filled(path: &Path) {
     let (embedded, stores) = Embedded::open(path, EmbeddedSettings::default()).expect("opens");
@@ -103,6 +103,40 @@ async fn failing_checkpoints_are_told_and_made_up_for() {
     assert_eq!(rig.read().await, numbers(2..4));
     let rig = rig.crash();
     assert_eq!(rig.read().await, numbers(2..4));
+}
+
+/// Invariant 5: rows that can't be written behind are bounded; above it puts are refused.
+#[tokio::test]
+async fn puts_are_refused_while_too_many_rows_wait_for_a_checkpoint() {
+    let mut settings = settings();
+    settings.row_bytes = 10_000;
+    let rig = Rig::new(settings);
+    rig.projection.fail(true);
+    let put = |ticket: u64| {
+        let row = Row {
+            table: Table::Settings,
+            key: ticket.to_string().into(),
+            value: Some("v".repeat(500).into()),
+        };
+        let sink = Arc::<Inbox>::clone(&rig.inbox);
+        rig.stores.tables.put(vec![row], Durability::Durable, sink, ticket);
+    };
+    let mut ticket = 0;
+    loop {
+        ticket += 1;
+        put(ticket);
+        if rig.inbox.outcome(ticket).await == AppendOutcome::NotStored {
+            break;
+        }
+        assert!(ticket < 50, "the bound is not held");
+    }
+    assert!(rig.embedded.checkpoint().is_err());
+    put(100);
+    assert_eq!(rig.inbox.outcome(100).await, AppendOutcome::NotStored);
+    rig.projection.fail(false);
+    rig.checkpoint();
+    put(101);
+    rig.inbox.stored(101).await;
 }
 
 /// IN-2: a full disk is told, nothing is acknowledged falsely, and it ends without a restart.
