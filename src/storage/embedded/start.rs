@@ -59,7 +59,7 @@ impl Embedded {
     }
 }
 
-fn build(
+pub(super) fn build(
     disk: Arc<dyn Disk>,
     projection: Arc<dyn Projection>,
     config: EmbeddedSettings,

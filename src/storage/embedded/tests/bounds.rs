@@ -4,19 +4,8 @@ use std::sync::Arc;
 
 use super::rig::{Rig, numbers, settings};
 use crate::storage::contract::{Seen, batch_of};
-use crate::storage::embedded::projection::{Projection, Space};
 use crate::storage::{Durability, IdRun, LogItem, Row, Table};
 use crate::telemetry::{Direction, DropReason, dropped_so_far};
-
-fn stored_entries(rig: &Rig) -> usize {
-    let mut count = 0;
-    let mut visit = |_: &[u8], _: &[u8]| {
-        count += 1;
-        Ok(true)
-    };
-    rig.projection.scan(Space::Entries, &[], &[], &mut visit).expect("scans");
-    count
-}
 
 /// IN-8, invariant 5: however far a consumer lags, memory holds a bounded tail, and everything
 /// comes, in order, retained rows included, from the log where memory let go.
@@ -79,7 +68,7 @@ async fn stored_entries_leave_memory_and_read_back() {
         numbers(1..302).into_iter().filter(|one| ![1, 2, 7].contains(&one.0)).collect();
     assert_eq!(rig.read().await, expected, "cold entries and hot ones");
     rig.checkpoint();
-    assert_eq!(stored_entries(&rig), 298);
+    assert_eq!(rig.stored_entries(), 298);
 }
 
 /// Over the bound of memory a checkpoint comes by itself, and appends wait for it.
@@ -108,10 +97,10 @@ async fn acknowledged_entries_never_reach_the_projection() {
     rig.route().await;
     rig.stores.queues.ack(&rig.queue, 1, &(1..=9).collect::<Vec<_>>(), 10);
     rig.checkpoint();
-    assert_eq!(stored_entries(&rig), 1);
+    assert_eq!(rig.stored_entries(), 1);
     rig.stores.queues.ack(&rig.queue, 1, &[10], 11);
     rig.checkpoint();
-    assert_eq!(stored_entries(&rig), 0);
+    assert_eq!(rig.stored_entries(), 0);
 }
 
 /// DEV-5 on entries that memory has let go of.
@@ -131,7 +120,7 @@ async fn the_limit_trims_stored_entries_too() {
     rig.route().await;
     assert_eq!(rig.read().await, numbers(3..8));
     rig.checkpoint();
-    assert_eq!(stored_entries(&rig), 5);
+    assert_eq!(rig.stored_entries(), 5);
     let rig = rig.crash();
     assert_eq!(rig.read().await, numbers(3..8));
 }

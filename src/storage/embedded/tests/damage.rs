@@ -101,6 +101,7 @@ async fn failing_checkpoints_are_told_and_made_up_for() {
     rig.checkpoint();
     assert_eq!(rig.stores.log.trouble(), None);
     assert_eq!(rig.read().await, numbers(2..4));
+    assert_eq!(rig.stored_entries(), 2, "what was acknowledged meanwhile is deleted, too");
     let rig = rig.crash();
     assert_eq!(rig.read().await, numbers(2..4));
 }

@@ -5,4 +5,5 @@ mod bounds;
 mod contract_real;
 mod contract_sim;
 mod damage;
+mod fuzzy;
 mod rig;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::storage::contract::{Inbox, batch_of, client, text};
+use crate::storage::embedded::projection::{Projection, Space};
 use crate::storage::embedded::wal::SimDisk;
 use crate::storage::embedded::{Embedded, EmbeddedSettings, MemoryProjection, Stores};
 use crate::storage::{
@@ -107,6 +108,16 @@ impl Rig {
             after = last.seq;
             all.extend(page.messages.iter().map(|one| (one.seq, text(&one.message))));
         }
+    }
+
+    pub(super) fn stored_entries(&self) -> usize {
+        let mut count = 0;
+        let mut visit = |_: &[u8], _: &[u8]| {
+            count += 1;
+            Ok(true)
+        };
+        self.projection.scan(Space::Entries, &[], &[], &mut visit).expect("scans");
+        count
     }
 
     pub(super) fn checkpoint(&self) {
