@@ -8,7 +8,7 @@ use super::rig::{Rig, numbers, settings};
 use crate::storage::contract::{Inbox, batch_of, client};
 use crate::storage::embedded::projection::{Changes, Projection, Space};
 use crate::storage::embedded::records::CHECKPOINT_KEY;
-use crate::storage::{AppendOutcome, Durability, Embedded, EmbeddedSettings, Row, Table};
+use crate::storage::{AppendOutcome, Durability, Embedded, EmbeddedSettings, IdRun, Row, Table};
 
 async fn filled(path: &Path) {
     let (embedded, stores) = Embedded::open(path, EmbeddedSettings::default()).expect("opens");
@@ -181,4 +181,25 @@ async fn a_failed_sync_leaves_doubt_and_no_more() {
         }
     }
     assert!(texts == ["before", "after"] || texts == ["before", "doubt", "after"], "{texts:?}");
+}
+
+/// MQTT-3.3.1-1: a cursor told before the last checkpoint says nothing about what was sent between
+/// it and the crash: everything in a reserved run carries DUP=1. After an orderly stop it counts.
+#[tokio::test]
+async fn a_cursor_is_not_trusted_after_a_crash() {
+    let mut rig = Rig::new(settings());
+    rig.open().await;
+    rig.publish(&["1", "2", "3"]).await;
+    rig.route().await;
+    let run = IdRun { first_seq: 1, first_id: crate::mqtt::PacketId::MIN, count: 9 };
+    let sink = Arc::<Inbox>::clone(&rig.inbox);
+    rig.stores.queues.reserve_ids(&rig.queue, 1, run, sink, 100);
+    rig.inbox.stored(100).await;
+    rig.stores.queues.ack(&rig.queue, 1, &[], 2);
+    rig.checkpoint();
+    let state = rig.stores.queues.open(&rig.queue, 1).await.expect("opens");
+    assert_eq!(state.sent_below, 2);
+    let rig = rig.crash();
+    let state = rig.stores.queues.open(&rig.queue, 1).await.expect("opens");
+    assert_eq!(state.sent_below, 10, "ids up to sequence 9 were reserved");
 }
