@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::open_ids::OpenIds;
+use super::open_ids::Exchanges;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
 use crate::mqtt::ReasonCode;
@@ -23,7 +23,7 @@ use crate::telemetry::metrics;
 pub(in crate::session) struct AckWindow {
     conn: Arc<Conn>,
     is_v5: bool,
-    open_ids: Arc<Mutex<OpenIds>>,
+    open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
     inner: Mutex<Inner>,
     /// Something settled: there is room again.
@@ -67,7 +67,7 @@ impl AckWindow {
     pub(in crate::session) fn new(
         conn: Arc<Conn>,
         is_v5: bool,
-        open_ids: Arc<Mutex<OpenIds>>,
+        open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
     ) -> Arc<Self> {
         let exchanges = open_ids.lock().len();
@@ -147,21 +147,22 @@ impl AckWindow {
     /// The acknowledgement as the append's outcome lets it be; `None`: there is none, the
     /// connection ends instead.
     fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
-        match failed {
-            None => {}
-            // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
-            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind != AckKind::Pubcomp => {
-                ack.reason = ReasonCode::UnspecifiedError;
-                if ack.kind == AckKind::Pubrec {
-                    self.open_ids.lock().remove(ack.id);
-                }
-            }
-            Some(_) => {
-                self.conn.end(End::Storage);
-                return None;
-            }
+        let Some(outcome) = failed else { return Some(ack) };
+        // What is not known to be stored must not be answered as a repeat: the client's resend
+        // decides, and the judge drops it if the first copy did get into the log.
+        match ack.kind {
+            AckKind::Pubrec => self.open_ids.lock().remove(ack.id),
+            AckKind::Pubcomp => self.open_ids.lock().reopen(ack.id),
+            AckKind::Puback | AckKind::Pubrel => {}
         }
-        Some(ack)
+        // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
+        let told = self.is_v5 && ack.kind != AckKind::Pubcomp;
+        if outcome == AppendOutcome::NotStored && told {
+            ack.reason = ReasonCode::UnspecifiedError;
+            return Some(ack);
+        }
+        self.conn.end(End::Storage);
+        None
     }
 
     /// What leaves gives the client its place back: PUBACK, PUBCOMP, an error PUBREC (RM-3).
@@ -180,7 +181,7 @@ impl AckWindow {
     }
 
     /// The QoS 2 ids in use.
-    pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
+    pub(super) fn open_ids(&self) -> &Exchanges {
         &self.open_ids
     }
 }

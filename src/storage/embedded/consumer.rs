@@ -49,7 +49,7 @@ impl Consumer {
         rows.iter().for_each(|row| self.tables.tell(offset, row));
     }
 
-    async fn read_back(&self, from: u64, to: u64) -> Result<LogBatch, StorageError> {
+    async fn read_back(&self, from: u64, to: u64) -> Result<Option<LogBatch>, StorageError> {
         let (wal, bounds, loaded) = (self.wal.clone(), self.feed.bounds, self.loaded_below);
         let read = run_blocking(self.blocking, move || {
             let mut read = ReadBack { at: from, ..ReadBack::default() };
@@ -67,7 +67,8 @@ impl Consumer {
             self.tell(*offset, rows);
         }
         self.feed.read_back(read.items.first().map(|(_, item)| item), read.at);
-        Ok(self.feed.batch(read.items, read.at))
+        let batch = self.feed.batch(read.items, read.at);
+        Ok((!batch.items.is_empty()).then_some(batch))
     }
 }
 
@@ -118,7 +119,11 @@ impl LogConsumer for Consumer {
                 match feed.take() {
                     Taken::Batch(batch) => return Ok(batch),
                     Taken::Retained(offset, rows) => self.tell(offset, &rows),
-                    Taken::Behind(from, to) => return self.read_back(from, to).await,
+                    Taken::Behind(from, to) => {
+                        if let Some(batch) = self.read_back(from, to).await? {
+                            return Ok(batch);
+                        }
+                    }
                     Taken::Nothing => arrived.await,
                 }
             }

@@ -7,6 +7,7 @@ use parking_lot::RwLock;
 
 use super::format::TABLES;
 use super::projection::{Change, Changes, Projection, Space, Visit};
+use super::torn_journal;
 use crate::storage::{StorageError, Table};
 
 const FIXED: [(Space, &str); 3] =
@@ -139,6 +140,7 @@ fn explain(path: &Path, error: &fjall::Error) -> StorageError {
 impl Open {
     fn new(path: &Path, cache_bytes: u64) -> Result<Self, StorageError> {
         let explain = |error: fjall::Error| explain(path, &error);
+        torn_journal::cut(path).map_err(|error| explain(error.into()))?;
         let database = Database::builder(path)
             .cache_size(cache_bytes)
             .worker_threads(2)

@@ -138,10 +138,10 @@ impl State {
         if whole {
             self.at = self.visible.max(self.at);
         }
-        if self.at <= self.told {
+        if self.told == Some(self.at) {
             return Step::Nothing;
         }
-        self.told = self.at;
+        self.told = Some(self.at);
         Step::Batch(LogBatch { incarnation: self.incarnation, items, end: at(self.at) })
     }
 }
