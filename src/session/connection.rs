@@ -232,8 +232,9 @@ impl SessionTask {
     /// Decodes whole packets until there are no more, or one that has to be waited for.
     fn decode(&mut self) -> Result<Step, DecodeError> {
         let mut heard = false;
+        self.inbound.look();
         let step = loop {
-            if self.inbound.is_full() || self.inbound.batch_is_full() {
+            if self.inbound.batch_fills_read_ahead() || self.inbound.batch_is_full() {
                 break Step::Flush;
             }
             let unread = self.buffer.unread();
@@ -285,7 +286,7 @@ impl SessionTask {
     }
 
     /// Whether the socket must not be read for now.
-    fn must_hold(&self) -> bool {
+    fn must_hold(&mut self) -> bool {
         self.inbound.is_full() || self.context.is_lagging() || self.lane_is_full()
     }
 
@@ -312,12 +313,13 @@ impl SessionTask {
         let append_timeout = self.context.config.append_timeout;
         while self.must_hold() {
             let window = Arc::clone(self.inbound.window());
+            let full = self.inbound.is_full();
             tokio::select! {
                 end = self.conn.ended() => return Some(end),
-                () = window.progress(), if self.inbound.is_full() => {}
+                () = window.progress(), if full => {}
                 () = self.context.caught_up(), if self.context.is_lagging() => {}
                 () = self.conn.outbox.drained_to(self.lane()), if self.lane_is_full() => {}
-                () = tokio::time::sleep(append_timeout), if self.inbound.is_full() => {
+                () = tokio::time::sleep(append_timeout), if full => {
                     // IN-7: nobody knows whether what is open will be stored.
                     let stuck = window.oldest().is_some_and(|at| at.elapsed() >= append_timeout);
                     if stuck {

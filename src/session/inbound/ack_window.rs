@@ -53,12 +53,24 @@ struct Pending {
     since: Instant,
 }
 
+/// What one connection has open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    /// Messages and bytes that are not in the log yet.
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// Places taken in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
+}
+
 /// What an append holds in the window.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) acks: Vec<AckOut>,
     pub(super) messages: usize,
     pub(super) bytes: usize,
+    /// QoS 1 and 2 messages among them: each takes a place in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
     /// How many settlements will come for it; 0: its acks only keep their place in the order.
     pub(super) waits: u8,
 }
@@ -81,6 +93,7 @@ impl AckWindow {
         let ticket = inner.next_ticket;
         inner.next_ticket += 1;
         inner.messages += load.messages;
+        inner.exchanges += load.exchanges;
         inner.bytes += load.bytes;
         inner.pending.push_back(Pending {
             ticket,
@@ -97,17 +110,9 @@ impl AckWindow {
         ticket
     }
 
-    /// Messages and bytes that are not in the log yet.
-    pub(super) fn open(&self) -> (usize, usize) {
+    pub(super) fn open(&self) -> Open {
         let inner = self.inner.lock();
-        (inner.messages, inner.bytes)
-    }
-
-    /// Takes a place in our Receive Maximum; `false` when the client has used it up (RM-3).
-    pub(super) fn begin_exchange(&self, receive_maximum: usize) -> bool {
-        let mut inner = self.inner.lock();
-        inner.exchanges += 1;
-        inner.exchanges <= receive_maximum
+        Open { messages: inner.messages, bytes: inner.bytes, exchanges: inner.exchanges }
     }
 
     /// Waits until something settles. Cancel safe: yes.

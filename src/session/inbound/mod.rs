@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(super) use ack_window::AckWindow;
-use ack_window::Load;
+use ack_window::{Load, Open};
 pub(super) use open_ids::{Exchanges, OpenId};
 
 use super::conn::End;
@@ -53,6 +53,10 @@ pub(super) struct Inbound {
     staged: HashMap<PacketId, OpenId, ahash::RandomState>,
     /// QoS 0 messages of the batch: their loss is nobody's to make good.
     unacknowledged: u64,
+    /// QoS 1 and 2 messages of this read: each takes a place in our Receive Maximum.
+    exchanges: usize,
+    /// What was open at the last look.
+    open: Open,
 }
 
 impl Inbound {
@@ -74,6 +78,8 @@ impl Inbound {
             retained: Vec::new(),
             staged: HashMap::default(),
             unacknowledged: 0,
+            exchanges: 0,
+            open: Open::default(),
         }
     }
 
@@ -82,11 +88,32 @@ impl Inbound {
     }
 
     /// Whether reading has to pause: the read-ahead is used up (IN-4).
-    pub(super) fn is_full(&self) -> bool {
-        let (messages, bytes) = self.window.open();
+    pub(super) fn is_full(&mut self) -> bool {
+        self.look();
+        self.batch_fills_read_ahead()
+    }
+
+    /// Takes note of what is not in the log yet; until the next look it can only become less.
+    pub(super) fn look(&mut self) {
+        self.open = self.window.open();
+    }
+
+    /// The same as [`Self::is_full`] by the last look: asked once a packet, without a lock.
+    pub(super) fn batch_fills_read_ahead(&self) -> bool {
+        let Open { messages, bytes, .. } = self.open;
         let (now, now_bytes) = self.batch.as_ref().map_or((0, 0), |b| (b.len(), b.bytes()));
         let config = &self.context.config;
         messages + now >= config.read_ahead_messages || bytes + now_bytes >= config.read_ahead_bytes
+    }
+
+    /// RM-3. What the last look said is an upper bound, so only beyond it a new look is needed.
+    fn exceeds_receive_maximum(&mut self) -> bool {
+        let maximum = usize::from(self.context.config.receive_maximum);
+        if self.open.exchanges + self.exchanges <= maximum {
+            return false;
+        }
+        self.look();
+        self.open.exchanges + self.exchanges > maximum
     }
 
     /// Whether the batch at hand has to be handed on before it takes more.
@@ -106,8 +133,8 @@ impl Inbound {
                 self.acks.push(AckOut { kind: AckKind::Pubrec, id, reason: ReasonCode::Success });
                 return Ok(());
             }
-            let maximum = usize::from(self.context.config.receive_maximum);
-            if !self.window.begin_exchange(maximum) && self.is_v5 {
+            self.exchanges += 1;
+            if self.is_v5 && self.exceeds_receive_maximum() {
                 return Err(RECEIVE_MAXIMUM);
             }
         }
@@ -255,7 +282,8 @@ impl Inbound {
             Some(batch) => self.hand_over(batch, acks, bytes),
             // They need no append, and leave behind those that do.
             None => {
-                window.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
+                let exchanges = std::mem::take(&mut self.exchanges);
+                window.enter(Load { acks, messages: 0, bytes: 0, exchanges, waits: 0 });
             }
         }
         Ok(())
@@ -277,7 +305,9 @@ impl Inbound {
             let staged = std::mem::take(&mut self.staged);
             staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
-        let ticket = self.window.enter(Load { acks, messages, bytes, waits });
+        let exchanges = std::mem::take(&mut self.exchanges);
+        let load = Load { acks, messages, bytes, exchanges, waits };
+        let ticket = self.window.enter(load);
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
         let durability = if std::mem::take(&mut self.durable) || !rows.is_empty() {
             Durability::Durable

@@ -138,10 +138,10 @@ impl State {
         if whole {
             self.at = self.visible.max(self.at);
         }
-        if self.told == Some(self.at) {
+        if self.at <= self.told {
             return Step::Nothing;
         }
-        self.told = Some(self.at);
+        self.told = self.at;
         Step::Batch(LogBatch { incarnation: self.incarnation, items, end: at(self.at) })
     }
 }

@@ -81,8 +81,8 @@ pub(super) struct State {
     pub(super) consumer_taken: bool,
     /// Where the consumer reads next.
     pub(super) at: u64,
-    /// The end of the last batch; none before the first.
-    pub(super) told: Option<u64>,
+    /// The end of the last batch that was handed out.
+    pub(super) told: u64,
     pub(super) passed: u64,
     pub(super) commit: (u64, Vec<u8>),
     /// Retained rows below it were there when the tables were loaded.
@@ -133,7 +133,7 @@ impl World {
             visible: 1,
             consumer_taken: false,
             at: 1,
-            told: None,
+            told: 1,
             passed: 1,
             commit: (1, Vec::new()),
             loaded_below: 1,
@@ -379,7 +379,7 @@ impl State {
             visible: self.end,
             consumer_taken: false,
             at: commit.0,
-            told: None,
+            told: commit.0,
             passed: commit.0,
             commit: commit.clone(),
             loaded_below: self.end,
