@@ -253,7 +253,12 @@ impl Parts {
         };
         for ((append, slot), appended) in appends.iter().zip(&slots).zip(appended) {
             metrics::DEVICE_TOTAL.add(append.entries.len() as u64);
-            let Appended::Taken { first_seq, skipped } = appended else { continue };
+            let Appended::Taken { first_seq, skipped } = appended else {
+                // The session ended between the match and here.
+                let lost = append.entries.len() as u64;
+                telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                continue;
+            };
             metrics::DEVICE_SUCCESSFUL.add((append.entries.len() - skipped) as u64);
             // Looked up behind the append: a connection that attached meanwhile may have read the
             // queue before these entries were in it, and has to hear of them (TKO-04).
