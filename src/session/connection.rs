@@ -6,7 +6,6 @@
 //! read-ahead, the log's lag or the control lane asks for it → read …
 //! ```
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -69,12 +68,21 @@ where
     metrics::CONNECTION_ACCEPTED.inc();
     metrics::CONNECTED_SESSIONS.inc();
     let conn = Arc::clone(&claimed.conn);
-    task::spawn("writer", delivery::write(Arc::clone(&conn.outbox), write));
+    task::spawn("writer", write_side(Arc::clone(&conn), write));
     let mut session = SessionTask::new(Arc::clone(&context), claimed, version, max_bytes, buffer);
     let end = session.run(&mut read).await;
     session.finish(read, end).await;
     metrics::CONNECTED_SESSIONS.dec();
     metrics::CLIENT_DISCONNECTS.inc();
+}
+
+/// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
+/// may keep its side open. A socket that fails is found out by the reader, behind what it still
+/// holds, such as a DISCONNECT.
+async fn write_side(conn: Arc<Conn>, write: impl AsyncWrite + Unpin) {
+    if delivery::write(Arc::clone(&conn.outbox), write).await {
+        conn.end(End::Closed);
+    }
 }
 
 /// Reads the CONNECT. `None` in the error: nothing is answered.
@@ -188,7 +196,8 @@ impl SessionTask {
         let Claimed { conn, publisher, open_ids, persistent } = claimed;
         let is_v5 = version.is_v5();
         let budget = Arc::clone(&context.budget);
-        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget);
+        let retained = Arc::clone(&context.retained);
+        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget, retained);
         let incarnation = publisher.incarnation;
         let inbound = Inbound::new(Arc::clone(&context), publisher, window, is_v5);
         let (needed, acks) = (0, Vec::new());
@@ -378,17 +387,17 @@ impl SessionTask {
 
     async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
         let subscriber = self.subscriber();
-        let wanted = tokio::select! {
-            wanted = subscriber.subscribe(packet) => wanted.map_err(End::Fault)?,
+        let owed = tokio::select! {
+            owed = subscriber.subscribe(packet) => owed.map_err(End::Fault)?,
             end = self.conn.ended() => return Err(end),
         };
-        if !wanted.is_empty() {
+        if let Some(owed) = owed {
             let replay = Replay {
                 context: Arc::clone(&self.context),
                 conn: Arc::clone(&self.conn),
                 incarnation: self.incarnation,
                 persistent: self.persistent,
-                wanted: VecDeque::from(wanted),
+                owed,
             };
             task::spawn("retained replay", replay.run());
         }
@@ -404,7 +413,8 @@ impl SessionTask {
     }
 
     /// Ends the connection: tells the client, then the session.
-    async fn finish(self, mut read: impl AsyncRead + Unpin, end: End) {
+    async fn finish(mut self, mut read: impl AsyncRead + Unpin, end: End) {
+        self.inbound.give_up();
         let end = self.checked(end);
         match end {
             End::Fault(error) => {

@@ -126,7 +126,7 @@ impl Inbound {
         }
         let retains = publish.retain && !publish.payload.is_empty();
         let bytes = publish.payload.len() + publish.properties.len();
-        if retains && !self.context.retained.has_room(topic, bytes) {
+        if retains && !self.context.retained.admit(topic, bytes) {
             return Some(ReasonCode::QuotaExceeded);
         }
         None
@@ -195,40 +195,71 @@ impl Inbound {
         self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
-    /// Hands the batch of this read to the log. Waits only for the node's budget.
+    /// Hands the batch of this read to the log. Waits only for the node's budget. Cancel safe:
+    /// yes; what was not handed on stays, for a later call or for [`Self::give_up`].
     pub(super) async fn flush(&mut self) {
-        let acks = std::mem::take(&mut self.acks);
-        let Some(batch) = self.batch.take() else {
-            if !acks.is_empty() {
-                // They need no append, and leave behind those that do.
-                self.window.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
-            }
-            return;
-        };
-        let bytes = batch.bytes();
-        if !self.context.budget.try_take(bytes) {
+        if let Some(bytes) = self.batch.as_ref().map(BatchBuilder::bytes)
+            && !self.context.budget.try_take(bytes)
+        {
             self.context.budget.take(bytes).await;
         }
-        let batch = batch.finish();
-        let rows: Vec<_> = self
-            .retained
-            .drain(..)
-            .map(|index| RetainedTable::row(&MessageRef::new(Arc::clone(&batch), index)))
-            .collect();
-        let waits = 1 + u8::from(!rows.is_empty());
-        let messages = batch.len();
-        metrics::PUBLISHED_TOTAL.add(messages as u64);
-        let ticket = self.window.enter(Load { acks, messages, bytes, waits });
-        let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
-        let durability = if std::mem::take(&mut self.durable) || !rows.is_empty() {
-            Durability::Durable
-        } else {
-            Durability::Relaxed
-        };
-        self.context.log.append(batch, durability, Arc::clone(&sink), ticket);
-        if !rows.is_empty() {
-            self.context.tables.put(rows, Durability::Durable, sink, ticket);
+        let acks = std::mem::take(&mut self.acks);
+        match self.batch.take() {
+            Some(batch) => self.hand_on(batch, acks),
+            // They need no append, and leave behind those that do.
+            None if !acks.is_empty() => drop(self.window.enter(Load { acks, ..Load::default() })),
+            None => {}
         }
+    }
+
+    fn hand_on(&mut self, batch: BatchBuilder, acks: Vec<AckOut>) {
+        let (bytes, messages, batch) = (batch.bytes(), batch.len(), batch.finish());
+        let refer = |index| MessageRef::new(Arc::clone(&batch), index);
+        let retained: Vec<_> = self.retained.drain(..).map(refer).collect();
+        let rows: Vec<_> = retained.iter().map(RetainedTable::row).collect();
+        let waits = 1 + u8::from(!rows.is_empty());
+        metrics::PUBLISHED_TOTAL.add(messages as u64);
+        let ticket = self.window.enter(Load { acks, messages, bytes, waits, retained });
+        let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
+        let durable = std::mem::take(&mut self.durable) || !rows.is_empty();
+        let durability = if durable { Durability::Durable } else { Durability::Relaxed };
+        let context = &self.context;
+        if rows.is_empty() {
+            return context.log.append(batch, durability, sink, ticket);
+        }
+        context.retained.together(|| {
+            context.log.append(batch, durability, Arc::clone(&sink), ticket);
+            context.tables.put(rows, Durability::Durable, sink, ticket);
+        });
+    }
+
+    /// The connection has ended while its last batch waited for the budget: it is as if that had
+    /// not been read. A QoS 2 id must not stay behind, or the resend would be taken for a repeat.
+    pub(super) fn give_up(&mut self) {
+        let Some(batch) = self.batch.take() else { return };
+        let batch = batch.finish();
+        let mut lost = 0;
+        for index in (0..batch.len()).rev() {
+            let view = batch.view(index);
+            let mut open_ids = self.window.open_ids().lock();
+            match (view.kind, view.packet_id) {
+                (Kind::Release, Some(id)) => open_ids.set(id, OpenId::Received),
+                (_, Some(id)) if view.qos == QoS::ExactlyOnce => open_ids.remove(id),
+                (_, Some(_)) => {}
+                (_, None) => lost += 1,
+            }
+        }
+        for index in self.retained.drain(..) {
+            abandon(&self.context.retained, &batch.view(index));
+        }
+        telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
+    }
+}
+
+/// A deletion was never awaited.
+fn abandon(table: &RetainedTable, message: &MessageView<'_>) {
+    if !message.payload.is_empty() {
+        table.abandon(message.topic);
     }
 }
 
