@@ -19,6 +19,9 @@ mod subscriber;
 mod watermark;
 mod writer;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 pub use answers::ClientAck;

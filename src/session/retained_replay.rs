@@ -54,6 +54,7 @@ impl Replay {
             () = self.replay(from, filters) => {}
             _ = self.conn.ended() => {}
         }
+        drop(self.owed.cursor);
     }
 
     async fn replay(&self, from: u64, mut all: VecDeque<Wanted>) {
