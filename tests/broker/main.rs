@@ -9,9 +9,13 @@
 mod support;
 
 mod connect;
+mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
+mod properties;
+mod retained;
+mod shared;
 mod stateful;
 mod strict;
 mod subscribe;
