@@ -20,13 +20,13 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Writes what the outbox holds, one vectored write for all of it, and reads the client's queue
 /// when there is room; ends when the outbox is closed and empty (`true`), or the socket fails. It
 /// never waits on the read side of its connection (invariant 10).
-pub async fn write(outbox: Arc<Outbox>, mut io: impl AsyncWrite + Unpin) -> bool {
+pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) -> bool {
     let result = run(&outbox, &mut io).await;
     outbox.close(None);
     if result.is_ok() {
         let shut = poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx));
         // Whether the peer takes the FIN in time or not, the socket goes now.
-        drop(timeout(CLOSE_TIMEOUT, shut).await);
+        drop(Box::pin(timeout(CLOSE_TIMEOUT, shut)).await);
     }
     result.is_ok()
 }
@@ -37,7 +37,7 @@ async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Re
     let mut pull: Option<Pull> = None;
     loop {
         match outbox.work() {
-            Work::Write(buffer) => write_all(outbox, io, buffer).await?,
+            Work::Write(buffer) => Box::pin(write_all(outbox, io, buffer)).await?,
             Work::Pull { queue, incarnation, after, messages } => {
                 let queues = outbox.queues();
                 pull = Some(Box::pin(async move {
@@ -68,7 +68,7 @@ async fn woken(outbox: &Outbox, until: Option<Instant>) {
     match until {
         None => woken.await,
         // Woken or due: what there is to do is found out next.
-        Some(until) => drop(timeout_at(until, woken).await),
+        Some(until) => drop(Box::pin(timeout_at(until, woken)).await),
     }
 }
 
@@ -86,7 +86,7 @@ async fn write_all(
         });
         let written = if outbox.is_closing() {
             let end = *end.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
-            timeout_at(end, write).await??
+            Box::pin(timeout_at(end, write)).await??
         } else {
             // A stuck socket must not keep a closed connection: a close wakes this task.
             tokio::select! {

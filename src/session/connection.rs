@@ -21,7 +21,7 @@ use super::read_buffer::ReadBuffer;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
 use crate::codec::{
-    self, AckKind, Connect, DecodeError, Disconnect, Packet, Peer, Publish, Subscribe, Unsubscribe,
+    self, AckKind, Connect, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
 };
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
@@ -37,43 +37,59 @@ const NO_AUTH: DecodeError =
     DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
 const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
 
-/// Serves one connection until it ends.
-pub(super) async fn serve<R, W>(context: Arc<Context>, mut read: R, mut write: W, max_bytes: u32)
+/// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
+/// so that an idle connection does not carry it.
+pub(super) async fn serve<R, W>(context: Arc<Context>, read: R, write: W, max_bytes: u32)
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let opened = Box::pin(open(context, read, write, max_bytes)).await;
+    let Some((mut session, mut read)) = opened else { return };
+    let end = session.run(&mut read).await;
+    Box::pin(session.finish(read, end)).await;
+    metrics::CONNECTED_SESSIONS.dec();
+    metrics::CLIENT_DISCONNECTS.inc();
+}
+
+/// From the first byte to CONNACK; `None`: it came to nothing, and the peer was told.
+async fn open<R, W>(
+    context: Arc<Context>,
+    mut read: R,
+    mut write: W,
+    max_bytes: u32,
+) -> Option<(Box<SessionTask>, R)>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let mut buffer = ReadBuffer::default();
-    let opened = timeout(
-        context.config.connect_timeout,
-        Box::pin(first_packet(&mut buffer, &mut read, max_bytes)),
-    );
-    let connect = match opened.await {
+    let first = first_packet(&mut buffer, &mut read, max_bytes);
+    let connect = match timeout(context.config.connect_timeout, first).await {
         Ok(Ok(connect)) => *connect,
         Ok(Err(refusal)) => {
             metrics::CONNECTION_REFUSED.inc();
-            return say_last(&mut read, &mut write, refusal).await;
+            say_last(&mut read, &mut write, refusal).await;
+            return None;
         }
-        Err(_) => return metrics::CONNECTION_REFUSED.inc(),
+        Err(_) => {
+            metrics::CONNECTION_REFUSED.inc();
+            return None;
+        }
     };
     let version = connect.version;
-    let claimed = Box::pin(handshake::connect(&context, connect, max_bytes)).await;
-    let claimed = match claimed {
+    let claimed = match handshake::connect(&context, connect, max_bytes).await {
         Ok(claimed) => claimed,
         Err(refusal) => {
             metrics::CONNECTION_REFUSED.inc();
-            return say_last(&mut read, &mut write, Some(refusal)).await;
+            say_last(&mut read, &mut write, Some(refusal)).await;
+            return None;
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
     metrics::CONNECTED_SESSIONS.inc();
-    let conn = Arc::clone(&claimed.conn);
-    task::spawn("writer", write_side(Arc::clone(&conn), write));
-    let mut session = SessionTask::new(Arc::clone(&context), claimed, version, max_bytes, buffer);
-    let end = session.run(&mut read).await;
-    session.finish(read, end).await;
-    metrics::CONNECTED_SESSIONS.dec();
-    metrics::CLIENT_DISCONNECTS.inc();
+    task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
+    Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer)), read))
 }
 
 /// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
@@ -170,6 +186,12 @@ enum Step {
     End(End),
 }
 
+/// What a session does next.
+enum Next {
+    Read,
+    Slow(Box<Step>),
+}
+
 struct SessionTask {
     context: Arc<Context>,
     conn: Arc<Conn>,
@@ -215,49 +237,15 @@ impl SessionTask {
         }
     }
 
-    /// Reads and works until there is a reason to end.
+    /// Reads and works until there is a reason to end. What is awaited seldom is boxed.
     async fn run(&mut self, read: &mut (impl AsyncRead + Unpin)) -> End {
         loop {
-            let step = match self.decode() {
-                Ok(step) => step,
-                Err(error) => Step::End(End::Fault(error)),
-            };
-            if !self.acks.is_empty() {
-                self.conn.outbox.acknowledge(&self.acks);
-                self.acks.clear();
-            }
-            let flushed = tokio::select! {
-                biased;
-                () = self.inbound.flush() => None,
-                end = self.conn.ended() => Some(end),
-            };
-            if let Some(end) = flushed {
-                return end;
-            }
-            match step {
-                Step::Read | Step::Flush => {}
-                Step::Subscribe(packet) => {
-                    if let Err(end) = Box::pin(self.subscribe(packet)).await {
-                        return end;
-                    }
-                    continue;
-                }
-                Step::Unsubscribe(packet) => {
-                    if let Err(end) = Box::pin(self.unsubscribe(packet)).await {
-                        return end;
-                    }
-                    continue;
-                }
-                Step::End(end) => return end,
-            }
-            if self.must_hold() {
-                let held = Box::pin(self.hold());
-                if let Some(end) = held.await {
-                    return end;
-                }
-            }
-            if matches!(step, Step::Flush) {
-                continue;
+            match self.work() {
+                Next::Read => {}
+                Next::Slow(slow) => match Box::pin(self.slow(*slow)).await {
+                    Ok(()) => continue,
+                    Err(end) => return end,
+                },
             }
             let filled = tokio::select! {
                 biased;
@@ -269,6 +257,41 @@ impl SessionTask {
                 Ok(read) => metrics::RECEIVED_BYTES.add(read as u64),
             }
         }
+    }
+
+    /// Decodes what is there and hands it on, as far as that needs no waiting.
+    fn work(&mut self) -> Next {
+        let step = self.decode().unwrap_or_else(|error| Step::End(End::Fault(error)));
+        if !self.acks.is_empty() {
+            self.conn.outbox.acknowledge(&self.acks);
+            self.acks.clear();
+        }
+        match step {
+            Step::Read if self.inbound.try_flush() && !self.must_hold() => Next::Read,
+            step => Next::Slow(Box::new(step)),
+        }
+    }
+
+    /// What has to be waited for: the budget, the log, a row, the end.
+    async fn slow(&mut self, step: Step) -> Result<(), End> {
+        tokio::select! {
+            biased;
+            () = self.inbound.flush() => {}
+            end = self.conn.ended() => return Err(end),
+        }
+        match step {
+            Step::Read | Step::Flush => {}
+            Step::Subscribe(packet) => return self.subscribe(packet).await,
+            Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
+            Step::End(end) => return Err(end),
+        }
+        if self.must_hold() {
+            return match self.hold().await {
+                Some(end) => Err(end),
+                None => Ok(()),
+            };
+        }
+        Ok(())
     }
 
     /// Decodes whole packets until there are no more, or one that has to be waited for.
@@ -307,7 +330,7 @@ impl SessionTask {
         packet: Packet<'_>,
     ) -> Result<Option<Step>, DecodeError> {
         match packet {
-            Packet::Publish(publish) => Self::publish(inbound, &publish)?,
+            Packet::Publish(publish) => inbound.publish(&publish)?,
             Packet::Ack(AckKind::Pubrel, ack) => inbound.release(ack.packet_id),
             Packet::Ack(kind, ack) => {
                 acks.push(ClientAck { kind, id: ack.packet_id, reason: ack.reason });
@@ -324,10 +347,6 @@ impl SessionTask {
             | Packet::Pingresp => return Err(UNEXPECTED),
         }
         Ok(None)
-    }
-
-    fn publish(inbound: &mut Inbound, publish: &Publish<'_>) -> Result<(), DecodeError> {
-        inbound.publish(publish)
     }
 
     /// Whether the socket must not be read for now.
@@ -413,7 +432,7 @@ impl SessionTask {
     }
 
     /// Ends the connection: tells the client, then the session.
-    async fn finish(mut self, mut read: impl AsyncRead + Unpin, end: End) {
+    async fn finish(mut self: Box<Self>, mut read: impl AsyncRead + Unpin, end: End) {
         self.inbound.give_up();
         let end = self.checked(end);
         match end {
@@ -459,5 +478,30 @@ fn goodbye(packet: &Disconnect) -> End {
         End::Goodbye(packet.session_expiry_s)
     } else {
         End::GoodbyeWithWill(packet.session_expiry_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+    use super::*;
+
+    fn size<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn size_of_writer<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// An idle connection holds these two futures for as long as it lives: they are most of what
+    /// it costs.
+    #[test]
+    fn the_futures_of_a_connection_stay_small() {
+        let session = size(serve::<OwnedReadHalf, OwnedWriteHalf>);
+        let writer = size_of_writer(delivery::write::<OwnedWriteHalf>);
+        let parts = (size_of::<SessionTask>(), size_of::<delivery::Outbox>());
+        assert!(session <= 700 && writer <= 350, "{session} and {writer} bytes; {parts:?}");
     }
 }

@@ -150,7 +150,8 @@ pub trait PublishLog: Send + Sync {
 }
 
 pub trait LogConsumer: Send {
-    /// Waits for the next batch, never an empty one. Cancel safe: yes.
+    /// Waits for the next batch. One without items says that everything below its end is dealt
+    /// with: only rows came, and somebody may wait for the end. Cancel safe: yes.
     fn next(&mut self) -> BoxFuture<'_, Result<LogBatch, StorageError>>;
 
     /// Everything up to `position` was dealt with. The backend asks for `state` only when it is

@@ -195,14 +195,28 @@ impl Inbound {
         self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
-    /// Hands the batch of this read to the log. Waits only for the node's budget. Cancel safe:
-    /// yes; what was not handed on stays, for a later call or for [`Self::give_up`].
-    pub(super) async fn flush(&mut self) {
-        if let Some(bytes) = self.batch.as_ref().map(BatchBuilder::bytes)
-            && !self.context.budget.try_take(bytes)
-        {
-            self.context.budget.take(bytes).await;
+    /// Hands the batch of this read to the log, if the node's budget has room for it at once.
+    pub(super) fn try_flush(&mut self) -> bool {
+        let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+        let taken = self.batch.is_none() || self.context.budget.try_take(bytes);
+        if taken {
+            self.append();
         }
+        taken
+    }
+
+    /// The same, waiting for the budget. Cancel safe: yes; what was not handed on stays, for a
+    /// later call or for [`Self::give_up`].
+    pub(super) async fn flush(&mut self) {
+        if !self.try_flush() {
+            let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+            self.context.budget.take(bytes).await;
+            self.append();
+        }
+    }
+
+    /// Appends the batch, whose bytes were taken from the budget.
+    fn append(&mut self) {
         let acks = std::mem::take(&mut self.acks);
         match self.batch.take() {
             Some(batch) => self.hand_on(batch, acks),

@@ -53,6 +53,8 @@ struct FeedState {
     end: u64,
     /// Where the consumer reads next: everything below was handed out.
     at: u64,
+    /// The end of the last batch; none before the first.
+    told: Option<u64>,
     /// Everything below was dealt with.
     passed: u64,
     /// When the oldest item that was not dealt with came, wall clock.
@@ -88,6 +90,7 @@ impl Feed {
             front: end,
             end,
             at: committed.min(end),
+            told: None,
             passed: committed.min(end),
             oldest_ms: wall_ms(),
             commit: (committed, Arc::new(state)),
@@ -153,8 +156,13 @@ impl Feed {
             }
         }
         state.step();
-        let Some((_, first)) = items.first() else { return Taken::Nothing };
-        state.oldest_ms = item_ms(first);
+        match items.first() {
+            Some((_, first)) => state.oldest_ms = item_ms(first),
+            None if state.told == Some(state.at) => return Taken::Nothing,
+            // Only rows came: an empty batch tells whoever waits for the end that it is reached.
+            None => {}
+        }
+        state.told = Some(state.at);
         Taken::Batch(self.batch(items, state.at))
     }
 
@@ -167,6 +175,7 @@ impl Feed {
         let mut state = self.state.lock();
         state.at = at;
         if let Some(first) = first {
+            state.told = Some(at);
             state.oldest_ms = item_ms(first);
         }
     }

@@ -79,12 +79,23 @@ async fn everything_is_read_back_and_replayed_from_any_offset_over_many_segments
         }
     };
     read_all(&wal);
+    let scan_all = |wal: &Wal| {
+        let mut found = Vec::new();
+        let end = wal.scan(0, wal.end(), &mut |offset, _, head, _| {
+            found.push((ticket_of(head), offset));
+            Ok(true)
+        });
+        assert!(end.is_ok_and(|end| end >= wal.end()));
+        assert!(found.iter().map(|one| one.1).eq(offsets.iter().copied()), "{found:?}");
+    };
+    scan_all(&wal);
     assert!(wal.read(wal.end()).is_err() && wal.read(0).is_err());
     for from in 0..50 {
         let (again, replayed) = open_at(&disk.crash().disk(), small(), offsets[from]).expect("ok");
         let found: Vec<u64> = replayed.iter().map(|entry| entry.0).collect();
         assert_eq!(found, offsets[from..]);
         read_all(&again);
+        scan_all(&again);
         assert_eq!(again.incarnation(), 7);
     }
     let between = open_at(&disk.crash().disk(), small(), offsets[9] + 8);
