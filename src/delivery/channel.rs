@@ -365,10 +365,12 @@ impl Channel {
         }
     }
 
+    /// Only a new retained value makes the cursor's copy an older one.
     pub(super) fn note_live(&mut self, copy: &Outgoing<'_>) {
         let Some(guard) = &mut self.replay_guard else { return };
-        if guard.topics.len() < REPLAY_GUARD_MAX {
-            guard.topics.insert(guard.hasher.hash_one(copy.batch.view(copy.index).topic));
+        let view = copy.batch.view(copy.index);
+        if view.retain && guard.topics.len() < REPLAY_GUARD_MAX {
+            guard.topics.insert(guard.hasher.hash_one(view.topic));
         }
     }
 

@@ -37,11 +37,20 @@ pub(super) enum Work {
 impl Outbox {
     /// Offers a run that was just stored in the session's queue under `first_seq`, …: what is
     /// exactly next, and has credit, leaves from memory; the rest is read from the queue later.
-    pub fn offer_queued(&self, incarnation: u64, first_seq: u64, entries: &[QueueEntry]) {
+    /// Copies that a retained cursor put there are not `live`.
+    pub fn offer_queued(
+        &self,
+        incarnation: u64,
+        first_seq: u64,
+        entries: &[QueueEntry],
+        live: bool,
+    ) {
         let mut channel = self.channel.lock();
         for (seq, entry) in (first_seq..).zip(entries) {
             let takes = channel.takes_queued();
-            channel.note_live(&outgoing(entry));
+            if live {
+                channel.note_live(&outgoing(entry));
+            }
             let Some(backlog) = channel.backlog.as_deref_mut() else { return };
             if backlog.incarnation != incarnation {
                 return;

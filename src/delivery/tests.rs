@@ -42,7 +42,7 @@ fn settings(receive_maximum: u16) -> Settings {
     }
 }
 
-fn batch(count: usize, qos: QoS) -> Arc<Batch> {
+fn batch(count: usize, qos: QoS, retain: bool) -> Arc<Batch> {
     let publisher = Publisher { client_id: ClientId::new("p"), incarnation: 1, epoch: 1 };
     let mut builder = BatchBuilder::new(Arc::new(publisher), crate::telemetry::clock::wall_ms());
     for number in 0..count {
@@ -51,7 +51,7 @@ fn batch(count: usize, qos: QoS) -> Arc<Batch> {
         builder.push(&MessageView {
             kind: Kind::Publish,
             qos,
-            retain: false,
+            retain,
             packet_id: PacketId::new(1),
             expiry_s: None,
             topic: "t",
@@ -89,7 +89,7 @@ impl Bench {
 
     /// Stores `count` messages in the queue and offers them, as a dispatcher does.
     async fn publish(&mut self, count: usize) {
-        let batch = batch(count, QoS::AtLeastOnce);
+        let batch = batch(count, QoS::AtLeastOnce, false);
         self.log += 1;
         let position = Position { partition: 0, offset: self.log };
         let entry = |index| QueueEntry {
@@ -106,7 +106,7 @@ impl Bench {
         let crate::storage::Appended::Taken { first_seq, .. } = answers[0] else {
             panic!("the queue is open");
         };
-        self.outbox.offer_queued(1, first_seq, &entries);
+        self.outbox.offer_queued(1, first_seq, &entries, true);
     }
 
     /// Reads until nothing more comes at once: the numbers and ids of what came.
@@ -233,7 +233,7 @@ async fn a_stop_for_credit_resumes_on_the_ack() {
 #[tokio::test(start_paused = true)]
 async fn a_retained_copy_does_not_hide_itself_from_another_cursor() {
     let bench = Bench::new(10).await;
-    let batch = batch(1, QoS::AtLeastOnce);
+    let batch = batch(1, QoS::AtLeastOnce, true);
     let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
     let copy = Outgoing { batch: &batch, index: 0, delivery, subscription_ids: &[] };
     let (_one, _other) = (bench.outbox.open_cursor(), bench.outbox.open_cursor());

@@ -188,7 +188,9 @@ fn shared_subscriptions_are_given_no_retained_messages() {
     let mut publisher = publisher(&broker);
     publisher.retain("t", "r");
     let mut members: Vec<Client> = ["a", "b"].map(|id| client(&broker, id)).into();
-    members.iter_mut().for_each(|member| drop(member.subscribe("$share/g/t", 1)));
+    for member in &mut members {
+        member.subscribe("$share/g/t", 1);
+    }
     members.iter_mut().for_each(|member| member.expect_silence(QUIET));
     publisher.retain("t", "live");
     let got: Vec<_> = members.iter_mut().flat_map(|member| member.drain(QUIET)).collect();
