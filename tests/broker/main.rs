@@ -8,6 +8,7 @@
 
 mod support;
 
+mod backpressure;
 mod connect;
 mod flow_control;
 mod foreign;
