@@ -48,7 +48,9 @@ impl Backlog {
             incarnation: state.incarnation,
             next_seq: 1,
             end_seq: state.next_seq,
-            dup_below: state.sent_below,
+            // What joins the queue from now on was never sent: after a crash the cursor stands at
+            // the end of the reserved ids, and the log was dispatched again before anybody came.
+            dup_below: state.sent_below.min(state.next_seq),
             runs: state.runs.iter().copied().collect(),
             reserving: None,
             pulling: false,
@@ -192,6 +194,14 @@ mod tests {
     fn dup_is_set_below_the_old_cursor_only() {
         let backlog = backlog(vec![], 14, 12);
         assert!(backlog.is_dup(11) && !backlog.is_dup(12));
+    }
+
+    /// MQTT-3.3.1-1: after a crash all reserved ids may have been used, but what is queued only
+    /// now was not sent under them.
+    #[test]
+    fn what_joins_the_queue_after_a_crash_is_no_resend() {
+        let backlog = backlog(vec![run(1, 1, 1024)], 14, 1025);
+        assert!(backlog.is_dup(13) && !backlog.is_dup(14));
     }
 
     /// ORD-01: nothing goes out from memory before the queue was read to its end.

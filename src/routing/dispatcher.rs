@@ -31,6 +31,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Everything below the last commit was dispatched by an earlier run.
+    pub fn behind(committed: Position) -> Self {
+        Self { offset: AtomicU64::new(committed.offset), moved: Notify::new() }
+    }
+
     /// Waits until everything below `offset` was dispatched. Cancel safe: yes.
     pub async fn reached(&self, offset: u64) {
         loop {

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::abandon;
-use super::open_ids::OpenIds;
+use super::open_ids::Exchanges;
+use super::unawaited;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
 use crate::mqtt::ReasonCode;
@@ -25,7 +25,7 @@ use crate::telemetry::metrics;
 pub(in crate::session) struct AckWindow {
     conn: Arc<Conn>,
     is_v5: bool,
-    open_ids: Arc<Mutex<OpenIds>>,
+    open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
     retained: Arc<RetainedTable>,
     inner: Mutex<Inner>,
@@ -57,12 +57,24 @@ struct Pending {
     since: Instant,
 }
 
+/// What one connection has open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    /// Messages and bytes that are not in the log yet.
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// Places taken in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
+}
+
 /// What an append holds in the window.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     pub(super) acks: Vec<AckOut>,
     pub(super) messages: usize,
     pub(super) bytes: usize,
+    /// QoS 1 and 2 messages among them: each takes a place in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
     /// How many settlements will come for it; 0: its acks only keep their place in the order.
     pub(super) waits: u8,
     /// Retained messages in it, which the table awaits.
@@ -73,7 +85,7 @@ impl AckWindow {
     pub(in crate::session) fn new(
         conn: Arc<Conn>,
         is_v5: bool,
-        open_ids: Arc<Mutex<OpenIds>>,
+        open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
         retained: Arc<RetainedTable>,
     ) -> Arc<Self> {
@@ -89,6 +101,7 @@ impl AckWindow {
         let ticket = inner.next_ticket;
         inner.next_ticket += 1;
         inner.messages += load.messages;
+        inner.exchanges += load.exchanges;
         inner.bytes += load.bytes;
         inner.pending.push_back(Pending {
             ticket,
@@ -106,17 +119,9 @@ impl AckWindow {
         ticket
     }
 
-    /// Messages and bytes that are not in the log yet.
-    pub(super) fn open(&self) -> (usize, usize) {
+    pub(super) fn open(&self) -> Open {
         let inner = self.inner.lock();
-        (inner.messages, inner.bytes)
-    }
-
-    /// Takes a place in our Receive Maximum; `false` when the client has used it up (RM-3).
-    pub(super) fn begin_exchange(&self, receive_maximum: usize) -> bool {
-        let mut inner = self.inner.lock();
-        inner.exchanges += 1;
-        inner.exchanges <= receive_maximum
+        Open { messages: inner.messages, bytes: inner.bytes, exchanges: inner.exchanges }
     }
 
     /// Waits until something settles. Cancel safe: yes.
@@ -156,21 +161,22 @@ impl AckWindow {
     /// The acknowledgement as the append's outcome lets it be; `None`: there is none, the
     /// connection ends instead.
     fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
-        match failed {
-            None => {}
-            // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
-            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind != AckKind::Pubcomp => {
-                ack.reason = ReasonCode::UnspecifiedError;
-                if ack.kind == AckKind::Pubrec {
-                    self.open_ids.lock().remove(ack.id);
-                }
-            }
-            Some(_) => {
-                self.conn.end(End::Storage);
-                return None;
-            }
+        let Some(outcome) = failed else { return Some(ack) };
+        // What is not known to be stored must not be answered as a repeat: the client's resend
+        // decides, and the judge drops it if the first copy did get into the log.
+        match ack.kind {
+            AckKind::Pubrec => self.open_ids.lock().remove(ack.id),
+            AckKind::Pubcomp => self.open_ids.lock().reopen(ack.id),
+            AckKind::Puback | AckKind::Pubrel => {}
         }
-        Some(ack)
+        // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
+        let told = self.is_v5 && ack.kind != AckKind::Pubcomp;
+        if outcome == AppendOutcome::NotStored && told {
+            ack.reason = ReasonCode::UnspecifiedError;
+            return Some(ack);
+        }
+        self.conn.end(End::Storage);
+        None
     }
 
     /// What leaves gives the client its place back: PUBACK, PUBCOMP, an error PUBREC (RM-3).
@@ -193,7 +199,7 @@ impl AckWindow {
     }
 
     /// The QoS 2 ids in use.
-    pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
+    pub(super) fn open_ids(&self) -> &Exchanges {
         &self.open_ids
     }
 }
@@ -223,7 +229,7 @@ impl AppendSink for AckWindow {
             Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),
         }
         if pending.failed.is_some() {
-            pending.retained.iter().for_each(|one| abandon(&self.retained, &one.view()));
+            pending.retained.iter().for_each(|one| unawaited(&self.retained, &one.view()));
         }
         if pending.failed.is_some() && pending.acks.is_empty() && pending.messages > 0 {
             // QoS 0 that could not be stored: nobody is told, so it is counted.

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -82,7 +83,7 @@ impl Broker {
             let mut broker = Broker::spawn(&start, &folder, free_port(), free_port());
             let Some(status) = broker.await_listening() else { return Ok(broker) };
             let log = broker.finished_log();
-            if tries == 5 || !log.to_lowercase().contains("in use") {
+            if tries == 5 || !log.to_lowercase().contains("address already in use") {
                 broker.lines.lock().clear();
                 return Err((status, log));
             }
@@ -133,6 +134,16 @@ impl Broker {
         }
     }
 
+    /// Where this broker keeps its data.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// Where its data is, in a folder `data`.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     pub(crate) fn address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.mqtt)
     }
@@ -153,6 +164,13 @@ impl Broker {
         self.await_exit();
     }
 
+    /// Starts on the same folder what may refuse to: the exit status and the log in that case.
+    pub(crate) fn try_start_again(&mut self) -> Result<(), (ExitStatus, String)> {
+        let next = Broker::try_launch(self.start.clone(), Arc::clone(&self.folder))?;
+        *self = next;
+        Ok(())
+    }
+
     /// Starts on the same folder after `stop` or `kill`; ports may differ.
     #[track_caller]
     pub(crate) fn start_again(&mut self) {
@@ -160,6 +178,15 @@ impl Broker {
         let next = Broker::launch(self.start.clone(), Arc::clone(&self.folder));
         next.lines.lock().splice(0..0, earlier);
         *self = next;
+    }
+
+    /// After `stop` or `kill`: starts, and is killed so soon that it may not be ready yet.
+    pub(crate) fn start_and_kill(&mut self, after: Duration) {
+        let mut next = Broker::spawn(&self.start, &self.folder, free_port(), free_port());
+        std::thread::sleep(after);
+        next.kill();
+        let lines = std::mem::take(&mut *next.lines.lock());
+        self.lines.lock().extend(lines);
     }
 
     #[track_caller]
@@ -262,6 +289,17 @@ impl Broker {
         let deadline = Instant::now() + PATIENCE;
         while !so(self) {
             assert!(Instant::now() < deadline, "never came: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until a metric has this value: some are set by a sweep.
+    #[track_caller]
+    pub(crate) fn await_metric(&self, name: &str, value: f64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.metric(name) != Some(value) {
+            let is = self.metric(name);
+            assert!(Instant::now() < deadline, "{name} is {is:?}, not {value}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
