@@ -306,7 +306,8 @@ pub struct Page {
 ///   future resolves. Entries are durable no later than the consumer's commit that covers them:
 ///   a backend that loses the tail of a queue in a crash loses the commit above it, too, and the
 ///   replay fills it again (it "rolls back, and says so").
-/// * Over the limit the oldest entries go first, counted as `Queue limit exceeded` (DEV-5).
+/// * Over the limit the oldest entries go first, counted as `Queue limit exceeded` (DEV-5): at
+///   once, or, if they may be in flight, when a read or an attach shows that they are not.
 /// * `ack` forgets entries; unknown sequences are ignored. It may be lost in a crash: the entry is
 ///   sent again with DUP=1. `received` marks QoS 2 entries and is durable when it settles: only
 ///   then may PUBREL leave. An id run is durable when it settles: only then may its ids be used.
