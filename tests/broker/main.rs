@@ -8,13 +8,18 @@
 
 mod support;
 
+mod backpressure;
 mod connect;
+mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
+mod properties;
+mod retained;
 mod restart;
 mod session;
 mod settings;
+mod shared;
 mod slow_reader;
 mod stateful;
 mod strict;
