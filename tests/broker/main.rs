@@ -8,11 +8,15 @@
 
 mod support;
 
+mod compat;
 mod connect;
 mod foreign;
 mod keepalive;
 mod malformed;
+mod ordering;
+mod qos;
 mod stateful;
+mod storage;
 mod strict;
 mod subscribe;
 mod topics;

@@ -51,7 +51,8 @@ const MAGIC: u32 = 0x4C57_5231;
 
 /// All records; one that the kill cut short is left out, for its change was not made either.
 pub(crate) fn read_journal(path: &Path) -> Vec<Entry> {
-    let bytes = fs::read(path).unwrap();
+    // A broker that was killed before the shim was loaded has none.
+    let bytes = if path.exists() { fs::read(path).unwrap() } else { Vec::new() };
     let mut rest = bytes.as_slice();
     let mut entries = Vec::new();
     while let Some((head, body)) = rest.split_at_checked(HEAD) {

@@ -105,6 +105,24 @@ impl Client {
         self.stream.write_all(bytes).is_ok()
     }
 
+    /// Sends a chunk so many times, or until the broker doesn't read for this long; returns how
+    /// many bytes left.
+    pub(crate) fn send_until_stuck(&mut self, chunk: &[u8], times: usize, wait: Duration) -> usize {
+        self.stream.set_write_timeout(Some(wait)).unwrap();
+        let mut sent = 0;
+        'all: for _ in 0..times {
+            let mut rest = chunk;
+            while !rest.is_empty() {
+                match self.stream.write(rest) {
+                    Ok(length) => (sent, rest) = (sent + length, &rest[length..]),
+                    Err(_) => break 'all,
+                }
+            }
+        }
+        self.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        sent
+    }
+
     #[track_caller]
     pub(crate) fn send_hex(&mut self, digits: &str) {
         self.send(&hex(digits));
