@@ -120,7 +120,7 @@ impl Broker {
 fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
-    let progress = Progress::default();
+    let progress = Progress::behind(committed.position);
     Ok(Parts {
         subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
         slots,

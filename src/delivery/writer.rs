@@ -19,13 +19,13 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Writes what the outbox holds, one vectored write for all of it, and reads the client's queue
 /// when there is room; ends when the outbox is closed and empty, or the socket fails. It never
 /// waits on the read side of its connection (invariant 10).
-pub async fn write(outbox: Arc<Outbox>, mut io: impl AsyncWrite + Unpin) {
+pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) {
     let result = run(&outbox, &mut io).await;
     outbox.close(None);
     if result.is_ok() {
         let shut = poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx));
         // Whether the peer takes the FIN in time or not, the socket goes now.
-        drop(tokio::time::timeout(CLOSE_TIMEOUT, shut).await);
+        drop(Box::pin(tokio::time::timeout(CLOSE_TIMEOUT, shut)).await);
     }
 }
 
@@ -35,7 +35,7 @@ async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Re
     let mut pull: Option<Pull> = None;
     loop {
         match outbox.work() {
-            Work::Write(buffer) => write_all(outbox, io, buffer).await?,
+            Work::Write(buffer) => Box::pin(write_all(outbox, io, buffer)).await?,
             Work::Pull { queue, incarnation, after, messages } => {
                 let queues = outbox.queues();
                 pull = Some(Box::pin(async move {
@@ -71,7 +71,7 @@ async fn write_all(
             Pin::new(&mut *io).poll_write_vectored(cx, &slices[..count])
         });
         let written = if outbox.is_closing() {
-            tokio::time::timeout(CLOSE_TIMEOUT, write).await??
+            Box::pin(tokio::time::timeout(CLOSE_TIMEOUT, write)).await??
         } else {
             // A stuck socket must not keep a closed connection: a close wakes this task.
             tokio::select! {

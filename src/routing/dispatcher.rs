@@ -12,7 +12,7 @@ use super::retained_table::RetainedTable;
 use super::runs::{Copy, Runs};
 use super::subscriptions::{Entry, Inner, Subscriptions};
 use super::{Pick, Standing, Subscriber, Turn};
-use crate::delivery::{Outbox, Outgoing, SlotId, SlotView, Slots};
+use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{
     Appended, Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, MessageRef, Position,
@@ -31,6 +31,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Everything below the last commit was dispatched by an earlier run.
+    pub fn behind(committed: Position) -> Self {
+        Self { offset: AtomicU64::new(committed.offset), moved: Notify::new() }
+    }
+
     /// Waits until everything below `offset` was dispatched. Cancel safe: yes.
     pub async fn reached(&self, offset: u64) {
         loop {
@@ -216,7 +221,7 @@ impl Parts {
                 if !entries.is_empty() {
                     let queue = QueueKey::Client(slot.client_id().clone());
                     let append = QueueAppend { queue, incarnation, entries };
-                    queued.push((append, outbox.clone()));
+                    queued.push((append, Some(slot)));
                 }
             }
             let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
@@ -235,8 +240,8 @@ impl Parts {
         }
     }
 
-    async fn enqueue(&self, queued: Vec<(QueueAppend, Option<Arc<Outbox>>)>) {
-        let (appends, outboxes): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
+    async fn enqueue(&self, queued: Vec<(QueueAppend, Option<Arc<Slot>>)>) {
+        let (appends, slots): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
         let appended = loop {
             match self.queues.append(appends.clone()).await {
                 Ok(appended) => break appended,
@@ -246,11 +251,13 @@ impl Parts {
                 }
             }
         };
-        for ((append, outbox), appended) in appends.iter().zip(&outboxes).zip(appended) {
+        for ((append, slot), appended) in appends.iter().zip(&slots).zip(appended) {
             metrics::DEVICE_TOTAL.add(append.entries.len() as u64);
             let Appended::Taken { first_seq, skipped } = appended else { continue };
             metrics::DEVICE_SUCCESSFUL.add((append.entries.len() - skipped) as u64);
-            if let Some(outbox) = outbox {
+            // Looked up behind the append: a connection that attached meanwhile may have read the
+            // queue before these entries were in it, and has to hear of them (TKO-04).
+            if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {
                 outbox.offer_queued(append.incarnation, first_seq, &append.entries[skipped..]);
             }
         }
@@ -275,7 +282,7 @@ impl Parts {
 
     /// Retained copies for persistent sessions come by way of the log. One is skipped when a
     /// newer value was stored before it: the subscriber got that one live (OUT-2).
-    fn direct_copies(&self, batch: &LogBatch) -> Vec<(QueueAppend, Option<Arc<Outbox>>)> {
+    fn direct_copies(&self, batch: &LogBatch) -> Vec<(QueueAppend, Option<Arc<Slot>>)> {
         let mut queued = Vec::new();
         for (position, log_item) in &batch.items {
             let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
@@ -299,13 +306,12 @@ impl Parts {
                     subscription_ids: Arc::clone(&copy.subscription_ids),
                 });
             }
-            let outbox = match to {
+            let slot = match to {
                 QueueKey::Client(id) => self.slots.by_client(id.as_str()),
                 QueueKey::Group(_) => None,
             };
-            let outbox = outbox.and_then(|slot| slot.view().outbox);
             let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
-            queued.push((append, outbox));
+            queued.push((append, slot));
         }
         queued
     }

@@ -9,28 +9,27 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::time::{Duration, timeout};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::claim::Claimed;
 use super::conn::{Conn, End};
-use super::context::Context;
-use super::handshake::{self, Refusal};
+use super::context::{Context, Serving};
+use super::edges::{LAST_WORDS, first_packet, linger, say_last};
+use super::handshake;
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
+use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
-use crate::codec::{
-    self, AckKind, Connect, DecodeError, Disconnect, Packet, Peer, Publish, Subscribe, Unsubscribe,
-};
+use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe};
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
 use crate::telemetry::{metrics, task};
 
-/// How long a refused or faulty peer may take to accept its last packet.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
     "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
 );
@@ -38,117 +37,62 @@ const NO_AUTH: DecodeError =
     DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
 const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
 
-/// Serves one connection until it ends.
-pub(super) async fn serve<R, W>(context: Arc<Context>, mut read: R, mut write: W, max_bytes: u32)
+/// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
+/// so that an idle connection does not carry it.
+pub(super) async fn serve<R, W>(context: Arc<Context>, read: R, write: W, max_bytes: u32)
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let opened = Box::pin(open(context, read, write, max_bytes)).await;
+    let Some((mut session, mut read)) = opened else { return };
+    let end = session.run(&mut read).await;
+    Box::pin(session.finish(read, end)).await;
+    metrics::CONNECTED_SESSIONS.dec();
+    metrics::CLIENT_DISCONNECTS.inc();
+}
+
+/// From the first byte to CONNACK; `None`: it came to nothing, and the peer was told.
+async fn open<R, W>(
+    context: Arc<Context>,
+    mut read: R,
+    mut write: W,
+    max_bytes: u32,
+) -> Option<(Box<SessionTask>, R)>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let mut buffer = ReadBuffer::default();
-    let opened = timeout(
-        context.config.connect_timeout,
-        Box::pin(first_packet(&mut buffer, &mut read, max_bytes)),
-    );
-    let connect = match opened.await {
+    let first = first_packet(&mut buffer, &mut read, max_bytes);
+    let connect = match timeout(context.config.connect_timeout, first).await {
         Ok(Ok(connect)) => *connect,
         Ok(Err(refusal)) => {
             metrics::CONNECTION_REFUSED.inc();
-            return say_last(&mut read, &mut write, refusal).await;
+            say_last(&mut read, &mut write, refusal).await;
+            return None;
         }
-        Err(_) => return metrics::CONNECTION_REFUSED.inc(),
+        Err(_) => {
+            metrics::CONNECTION_REFUSED.inc();
+            return None;
+        }
     };
     let version = connect.version;
-    let claimed = Box::pin(handshake::connect(&context, connect, max_bytes)).await;
-    let claimed = match claimed {
+    let serving = Serving::of(&context);
+    let claimed = match handshake::connect(&context, connect, max_bytes).await {
         Ok(claimed) => claimed,
         Err(refusal) => {
             metrics::CONNECTION_REFUSED.inc();
-            return say_last(&mut read, &mut write, Some(refusal)).await;
+            drop(serving);
+            say_last(&mut read, &mut write, Some(refusal)).await;
+            return None;
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
     metrics::CONNECTED_SESSIONS.inc();
-    let conn = Arc::clone(&claimed.conn);
-    task::spawn("writer", delivery::write(Arc::clone(&conn.outbox), write));
-    let mut session = SessionTask::new(Arc::clone(&context), claimed, version, max_bytes, buffer);
-    let end = session.run(&mut read).await;
-    session.finish(read, end).await;
-    metrics::CONNECTED_SESSIONS.dec();
-    metrics::CLIENT_DISCONNECTS.inc();
-}
-
-/// Reads the CONNECT. `None` in the error: nothing is answered.
-async fn first_packet(
-    buffer: &mut ReadBuffer,
-    read: &mut (impl AsyncRead + Unpin),
-    max_bytes: u32,
-) -> Result<Box<Connect>, Option<Refusal>> {
-    let mut needed = 0;
-    loop {
-        let unread = buffer.unread();
-        let fault = |error: DecodeError| refusal_of(unread, error);
-        if let Some(frame) =
-            codec::frame_length(unread, None, Peer::Client, max_bytes).map_err(fault)?
-        {
-            needed = frame.total;
-            if unread.len() >= needed {
-                let packet = codec::decode(&unread[..needed], None, Peer::Client).map_err(fault)?;
-                let Packet::Connect(connect) = packet else { return Err(None) };
-                buffer.consume(needed);
-                return Ok(connect);
-            }
-        }
-        if buffer.fill(read, needed).await.map_err(|_| None)? == 0 {
-            return Err(None);
-        }
-    }
-}
-
-/// What a bad CONNECT is answered: v5 a CONNACK with the reason, v3.x one only where it has a
-/// return code for it, everything that is no CONNECT nothing at all.
-fn refusal_of(frame: &[u8], error: DecodeError) -> Option<Refusal> {
-    tracing::debug!(%error, "CONNECT refused");
-    let level = codec::connect_level(frame)?;
-    let reason = match error.connack_v3 {
-        None if level < 5 => return None,
-        Some(1) => ReasonCode::UnsupportedProtocolVersion,
-        Some(2) => ReasonCode::ClientIdentifierNotValid,
-        Some(_) | None => error.reason,
-    };
-    let version = if level >= 5 { ProtocolVersion::V5 } else { ProtocolVersion::V311 };
-    Some(Refusal { version, reason, maximum_packet_size: None })
-}
-
-/// Sends the CONNACK of a refusal and ends.
-async fn say_last(
-    read: &mut (impl AsyncRead + Unpin),
-    write: &mut (impl AsyncWrite + Unpin),
-    refusal: Option<Refusal>,
-) {
-    let Some(refusal) = refusal else { return };
-    let bytes = handshake::refusal_bytes(refusal);
-    let say = async {
-        write.write_all(&bytes).await?;
-        write.shutdown().await
-    };
-    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) {
-        linger(read).await;
-    }
-}
-
-/// Reads away what the peer still sends, so that closing does not throw our last packet away with
-/// it. Bounded in time and bytes.
-async fn linger(read: &mut (impl AsyncRead + Unpin)) {
-    let mut buffer = ReadBuffer::default();
-    let drain = async {
-        for _ in 0..16 {
-            match buffer.fill(read, 0).await {
-                Ok(read) if read > 0 => buffer.consume(read),
-                Ok(_) | Err(_) => return,
-            }
-        }
-    };
-    drop(timeout(LAST_WORDS, drain).await);
+    let outbox = Arc::clone(&claimed.conn.outbox);
+    let held = Held { serving, writer: task::spawn("writer", delivery::write(outbox, write)) };
+    Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
 }
 
 /// What stops the decoding of a read.
@@ -162,6 +106,12 @@ enum Step {
     End(End),
 }
 
+/// What a session does next.
+enum Next {
+    Read,
+    Slow(Box<Step>),
+}
+
 struct SessionTask {
     context: Arc<Context>,
     conn: Arc<Conn>,
@@ -169,12 +119,21 @@ struct SessionTask {
     max_bytes: u32,
     incarnation: u64,
     persistent: bool,
+    /// Session Expiry Interval of the CONNECT.
+    expiry_s: u32,
     buffer: ReadBuffer,
     /// Length of the frame at hand, if known.
     needed: usize,
     inbound: Inbound,
     /// Acknowledgements of this read.
     acks: Vec<ClientAck>,
+    held: Held,
+}
+
+/// What a stop waits for, and what a connection's end waits for.
+struct Held {
+    serving: Serving,
+    writer: JoinHandle<()>,
 }
 
 impl SessionTask {
@@ -184,8 +143,9 @@ impl SessionTask {
         version: ProtocolVersion,
         max_bytes: u32,
         buffer: ReadBuffer,
+        held: Held,
     ) -> Self {
-        let Claimed { conn, publisher, open_ids, persistent } = claimed;
+        let Claimed { conn, publisher, open_ids, persistent, expiry_s } = claimed;
         let is_v5 = version.is_v5();
         let budget = Arc::clone(&context.budget);
         let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget);
@@ -199,56 +159,24 @@ impl SessionTask {
             max_bytes,
             incarnation,
             persistent,
+            expiry_s,
             buffer,
             needed,
             inbound,
             acks,
+            held,
         }
     }
 
-    /// Reads and works until there is a reason to end.
+    /// Reads and works until there is a reason to end. What is awaited seldom is boxed.
     async fn run(&mut self, read: &mut (impl AsyncRead + Unpin)) -> End {
         loop {
-            let step = match self.decode() {
-                Ok(step) => step,
-                Err(error) => Step::End(End::Fault(error)),
-            };
-            if !self.acks.is_empty() {
-                self.conn.outbox.acknowledge(&self.acks);
-                self.acks.clear();
-            }
-            let flushed = tokio::select! {
-                biased;
-                () = self.inbound.flush() => None,
-                end = self.conn.ended() => Some(end),
-            };
-            if let Some(end) = flushed {
-                return end;
-            }
-            match step {
-                Step::Read | Step::Flush => {}
-                Step::Subscribe(packet) => {
-                    if let Err(end) = Box::pin(self.subscribe(packet)).await {
-                        return end;
-                    }
-                    continue;
-                }
-                Step::Unsubscribe(packet) => {
-                    if let Err(end) = Box::pin(self.unsubscribe(packet)).await {
-                        return end;
-                    }
-                    continue;
-                }
-                Step::End(end) => return end,
-            }
-            if self.must_hold() {
-                let held = Box::pin(self.hold());
-                if let Some(end) = held.await {
-                    return end;
-                }
-            }
-            if matches!(step, Step::Flush) {
-                continue;
+            match self.work() {
+                Next::Read => {}
+                Next::Slow(slow) => match Box::pin(self.slow(*slow)).await {
+                    Ok(()) => continue,
+                    Err(end) => return end,
+                },
             }
             let filled = tokio::select! {
                 biased;
@@ -262,11 +190,51 @@ impl SessionTask {
         }
     }
 
+    /// Decodes what is there and hands it on, as far as that needs no waiting.
+    fn work(&mut self) -> Next {
+        let step = self.decode().unwrap_or_else(|error| Step::End(End::Fault(error)));
+        if !self.acks.is_empty() {
+            self.conn.outbox.acknowledge(&self.acks);
+            self.acks.clear();
+        }
+        if !matches!(step, Step::Read) {
+            return Next::Slow(Box::new(step));
+        }
+        match self.inbound.try_flush() {
+            Ok(true) if !self.must_hold() => Next::Read,
+            Ok(_) => Next::Slow(Box::new(step)),
+            Err(end) => Next::Slow(Box::new(Step::End(end))),
+        }
+    }
+
+    /// What has to be waited for: the budget, the log, a row, the end.
+    async fn slow(&mut self, step: Step) -> Result<(), End> {
+        tokio::select! {
+            biased;
+            flushed = self.inbound.flush() => flushed?,
+            end = self.conn.ended() => return Err(end),
+        }
+        match step {
+            Step::Read | Step::Flush => {}
+            Step::Subscribe(packet) => return self.subscribe(packet).await,
+            Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
+            Step::End(end) => return Err(end),
+        }
+        if self.must_hold() {
+            return match self.hold().await {
+                Some(end) => Err(end),
+                None => Ok(()),
+            };
+        }
+        Ok(())
+    }
+
     /// Decodes whole packets until there are no more, or one that has to be waited for.
     fn decode(&mut self) -> Result<Step, DecodeError> {
         let mut heard = false;
+        self.inbound.look();
         let step = loop {
-            if self.inbound.is_full() || self.inbound.batch_is_full() {
+            if self.inbound.batch_fills_read_ahead() || self.inbound.batch_is_full() {
                 break Step::Flush;
             }
             let unread = self.buffer.unread();
@@ -298,7 +266,7 @@ impl SessionTask {
         packet: Packet<'_>,
     ) -> Result<Option<Step>, DecodeError> {
         match packet {
-            Packet::Publish(publish) => Self::publish(inbound, &publish)?,
+            Packet::Publish(publish) => inbound.publish(&publish)?,
             Packet::Ack(AckKind::Pubrel, ack) => inbound.release(ack.packet_id),
             Packet::Ack(kind, ack) => {
                 acks.push(ClientAck { kind, id: ack.packet_id, reason: ack.reason });
@@ -317,12 +285,8 @@ impl SessionTask {
         Ok(None)
     }
 
-    fn publish(inbound: &mut Inbound, publish: &Publish<'_>) -> Result<(), DecodeError> {
-        inbound.publish(publish)
-    }
-
     /// Whether the socket must not be read for now.
-    fn must_hold(&self) -> bool {
+    fn must_hold(&mut self) -> bool {
         self.inbound.is_full() || self.context.is_lagging() || self.lane_is_full()
     }
 
@@ -349,12 +313,13 @@ impl SessionTask {
         let append_timeout = self.context.config.append_timeout;
         while self.must_hold() {
             let window = Arc::clone(self.inbound.window());
+            let full = self.inbound.is_full();
             tokio::select! {
                 end = self.conn.ended() => return Some(end),
-                () = window.progress(), if self.inbound.is_full() => {}
+                () = window.progress(), if full => {}
                 () = self.context.caught_up(), if self.context.is_lagging() => {}
                 () = self.conn.outbox.drained_to(self.lane()), if self.lane_is_full() => {}
-                () = tokio::time::sleep(append_timeout), if self.inbound.is_full() => {
+                () = tokio::time::sleep(append_timeout), if full => {
                     // IN-7: nobody knows whether what is open will be stored.
                     let stuck = window.oldest().is_some_and(|at| at.elapsed() >= append_timeout);
                     if stuck {
@@ -377,11 +342,8 @@ impl SessionTask {
     }
 
     async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
-        let subscriber = self.subscriber();
-        let wanted = tokio::select! {
-            wanted = subscriber.subscribe(packet) => wanted.map_err(End::Fault)?,
-            end = self.conn.ended() => return Err(end),
-        };
+        let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
+        let wanted = self.subscriber().subscribe(packet).await.map_err(End::Fault)?;
         if !wanted.is_empty() {
             let replay = Replay {
                 context: Arc::clone(&self.context),
@@ -396,16 +358,22 @@ impl SessionTask {
     }
 
     async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), End> {
-        let subscriber = self.subscriber();
-        tokio::select! {
-            done = subscriber.unsubscribe(packet) => done.map_err(End::Fault),
-            end = self.conn.ended() => Err(end),
-        }
+        let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
+        self.subscriber().unsubscribe(packet).await.map_err(End::Fault)
+    }
+
+    /// The session's gate while its subscriptions change: a row of this connection never comes
+    /// behind a newer connection's claim, and the end of a session meets none on its way. Held no
+    /// longer than one append may take. `None`: the session has a newer connection.
+    async fn turn(&self) -> Option<Locked<'_>> {
+        let locked = self.context.registry.lock(&self.conn.client_id).await;
+        locked.is_live(&self.conn).then_some(locked)
     }
 
     /// Ends the connection: tells the client, then the session.
-    async fn finish(self, mut read: impl AsyncRead + Unpin, end: End) {
+    async fn finish(mut self: Box<Self>, mut read: impl AsyncRead + Unpin, end: End) {
         let end = self.checked(end);
+        self.inbound.abandon();
         match end {
             End::Fault(error) => {
                 metrics::CONNECTION_ERROR.inc();
@@ -426,6 +394,10 @@ impl SessionTask {
         self.conn.outbox.close(last.as_ref());
         self.conn.end(end);
         lifecycle::disconnected(&self.context, &self.conn, end).await;
+        // A peer that takes nothing is the writer's to give up.
+        let Held { serving, writer } = self.held;
+        drop(timeout(LAST_WORDS, writer).await);
+        drop(serving);
         if end.reason().is_some() {
             linger(&mut read).await;
         }
@@ -435,7 +407,7 @@ impl SessionTask {
     fn checked(&self, end: End) -> End {
         match end {
             End::Goodbye(Some(expiry_s)) | End::GoodbyeWithWill(Some(expiry_s))
-                if expiry_s > 0 && !self.persistent =>
+                if expiry_s > 0 && self.expiry_s == 0 =>
             {
                 End::Fault(SECOND_EXPIRY)
             }
@@ -449,5 +421,30 @@ fn goodbye(packet: &Disconnect) -> End {
         End::Goodbye(packet.session_expiry_s)
     } else {
         End::GoodbyeWithWill(packet.session_expiry_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+    use super::*;
+
+    fn size<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn size_of_writer<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// An idle connection holds these two futures for as long as it lives: they are most of what
+    /// it costs.
+    #[test]
+    fn the_futures_of_a_connection_stay_small() {
+        let session = size(serve::<OwnedReadHalf, OwnedWriteHalf>);
+        let writer = size_of_writer(delivery::write::<OwnedWriteHalf>);
+        let parts = (size_of::<SessionTask>(), size_of::<delivery::Outbox>());
+        assert!(session <= 700 && writer <= 350, "{session} and {writer} bytes; {parts:?}");
     }
 }

@@ -13,6 +13,9 @@ use crate::routing::rows::SubscriptionRow;
 use crate::storage::{BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table};
 use crate::telemetry::{clock, metrics};
 
+/// Rows in one put at the start.
+const MENDED_AT_ONCE: usize = 1000;
+
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
 pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
     context.registry.remove_live(conn);
@@ -31,9 +34,9 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
             if session.will.take().is_some() {
                 metrics::LAST_WILL_CLIENTS.dec();
             }
-            adopt_expiry(session, expiry_s);
+            adopt_expiry(context, session, expiry_s);
         }
-        End::GoodbyeWithWill(expiry_s) => adopt_expiry(session, expiry_s),
+        End::GoodbyeWithWill(expiry_s) => adopt_expiry(context, session, expiry_s),
         End::Closed
         | End::Fault(_)
         | End::TakenOver
@@ -44,10 +47,11 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
     look(context, &conn.client_id, &mut locked, true);
 }
 
-/// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02).
-fn adopt_expiry(session: &mut Session, expiry_s: Option<u32>) {
+/// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02), and is under
+/// the same cap.
+fn adopt_expiry(context: &Context, session: &mut Session, expiry_s: Option<u32>) {
     if let Some(expiry_s) = expiry_s {
-        session.expiry_s = expiry_s;
+        session.expiry_s = capped(context, expiry_s);
     }
 }
 
@@ -73,14 +77,14 @@ fn look(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>, c
         if session.expiry_s > 0 {
             metrics::SESSIONS_EXPIRED.inc();
         }
-        if let Some(session) = locked.session().take() {
+        if let Some(mut session) = locked.session().take() {
+            context.timers.set(&mut session.timer_ms, None, client_id);
             end(context, client_id, &session);
         }
         return;
     }
-    if let Some(due_ms) = session.due_ms() {
-        context.timers.set(due_ms, client_id.clone());
-    }
+    let due_ms = session.due_ms();
+    context.timers.set(&mut session.timer_ms, due_ms, client_id);
     if changed {
         store(context, client_id, session);
     }
@@ -196,20 +200,21 @@ pub(super) fn forget(context: &Context, client_id: &ClientId, session: &Session)
 }
 
 /// Takes a stored session up at start. One that was connected when the process ended is off-line
-/// from now on; `grace_ms` is how long its client has to come back before its Will goes out.
+/// from now on; `grace_ms` is how long its client has to come back before its Will goes out. The
+/// row that says so is handed back.
 pub(super) fn load(
     context: &Context,
     client_id: &ClientId,
     value: &[u8],
     grace_ms: u64,
-) -> Result<(), StorageError> {
+) -> Result<Option<Row>, StorageError> {
     let row = SessionRow::decode(value)?;
     context.saw_epoch(row.epoch.max(row.incarnation));
     let slot = context.slots.ensure(client_id);
     let persistent = row.expiry_s > 0;
     slot.set(SlotView { incarnation: row.incarnation, persistent, outbox: None });
-    let offline = row.offline_since_ms.unwrap_or(clock::wall_ms() + grace_ms);
-    let session = Session {
+    let offline = row.offline_since_ms.unwrap_or_else(|| clock::wall_ms() + grace_ms);
+    let mut session = Session {
         incarnation: row.incarnation,
         epoch: row.epoch,
         version: row.version(),
@@ -218,23 +223,39 @@ pub(super) fn load(
         offline_since_ms: Some(offline),
         will: row.will,
         open_ids: Arc::default(),
+        timer_ms: None,
         stored: true,
     };
     if session.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
-    if let Some(due_ms) = session.due_ms() {
-        context.timers.set(due_ms, client_id.clone());
-    }
+    let due_ms = session.due_ms();
+    context.timers.set(&mut session.timer_ms, due_ms, client_id);
+    // From now on its time runs, however often this node is started again.
+    let cut = row.offline_since_ms.is_none().then(|| row_of(context, &session).row(client_id));
     context.registry.load(client_id.clone(), session);
-    Ok(())
+    Ok(cut)
+}
+
+/// Writes rows that loading found to be out of date; bounded pieces, nobody waits for them.
+pub(super) fn mend(context: &Context, rows: Vec<Row>) {
+    let mut rows = rows.into_iter().peekable();
+    while rows.peek().is_some() {
+        let piece = rows.by_ref().take(MENDED_AT_ONCE).collect();
+        let sink = Arc::new(Unwatched("rows of sessions that ended with the last run"));
+        context.tables.put(piece, Durability::Durable, sink, 0);
+    }
+}
+
+fn capped(context: &Context, expiry_s: u32) -> u32 {
+    expiry_s.min(context.config.max_session_expiry_secs.unwrap_or(NEVER))
 }
 
 /// The expiry interval in force: v5 as asked for, up to the cap; v3.x by its clean session flag.
 pub(super) fn expiry_in_force(context: &Context, connect: &crate::codec::Connect) -> u32 {
     if connect.version.is_v5() {
         let asked = connect.properties.session_expiry_s.unwrap_or(0);
-        return asked.min(context.config.max_session_expiry_secs.unwrap_or(NEVER));
+        return capped(context, asked);
     }
     if connect.clean_start { 0 } else { context.config.v3_session_ttl_secs.unwrap_or(NEVER) }
 }

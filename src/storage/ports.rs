@@ -90,7 +90,8 @@ pub struct DirectCopy {
 #[derive(Clone, Debug)]
 pub struct LogBatch {
     pub incarnation: u64,
-    /// In log order, positions rising.
+    /// In log order, positions rising. Empty when only rows went by: `end` says how far the
+    /// consumer has come although there is nothing to route.
     pub items: Vec<(Position, LogItem)>,
     /// What `commit` is to be given when all items were dealt with.
     pub end: Position,
@@ -150,8 +151,9 @@ pub trait PublishLog: Send + Sync {
 }
 
 pub trait LogConsumer: Send {
-    /// Waits for the next batch. One without items says that everything below its end is dealt
-    /// with: only rows came, and somebody may wait for the end. Cancel safe: yes.
+    /// Waits for the next batch, whose `end` is above that of the one before. To ask for it says
+    /// that the one before was dealt with. When the consumer has caught up, `end` reaches the
+    /// log's end, whatever stands there. Cancel safe: yes.
     fn next(&mut self) -> BoxFuture<'_, Result<LogBatch, StorageError>>;
 
     /// Everything up to `position` was dealt with. The backend asks for `state` only when it is

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::open_ids::OpenIds;
+use super::open_ids::Exchanges;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
 use crate::mqtt::ReasonCode;
@@ -23,7 +23,7 @@ use crate::telemetry::metrics;
 pub(in crate::session) struct AckWindow {
     conn: Arc<Conn>,
     is_v5: bool,
-    open_ids: Arc<Mutex<OpenIds>>,
+    open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
     inner: Mutex<Inner>,
     /// Something settled: there is room again.
@@ -53,12 +53,24 @@ struct Pending {
     since: Instant,
 }
 
+/// What one connection has open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    /// Messages and bytes that are not in the log yet.
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// Places taken in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
+}
+
 /// What an append holds in the window.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) acks: Vec<AckOut>,
     pub(super) messages: usize,
     pub(super) bytes: usize,
+    /// QoS 1 and 2 messages among them: each takes a place in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
     /// How many settlements will come for it; 0: its acks only keep their place in the order.
     pub(super) waits: u8,
 }
@@ -67,7 +79,7 @@ impl AckWindow {
     pub(in crate::session) fn new(
         conn: Arc<Conn>,
         is_v5: bool,
-        open_ids: Arc<Mutex<OpenIds>>,
+        open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
     ) -> Arc<Self> {
         let exchanges = open_ids.lock().len();
@@ -81,6 +93,7 @@ impl AckWindow {
         let ticket = inner.next_ticket;
         inner.next_ticket += 1;
         inner.messages += load.messages;
+        inner.exchanges += load.exchanges;
         inner.bytes += load.bytes;
         inner.pending.push_back(Pending {
             ticket,
@@ -97,17 +110,9 @@ impl AckWindow {
         ticket
     }
 
-    /// Messages and bytes that are not in the log yet.
-    pub(super) fn open(&self) -> (usize, usize) {
+    pub(super) fn open(&self) -> Open {
         let inner = self.inner.lock();
-        (inner.messages, inner.bytes)
-    }
-
-    /// Takes a place in our Receive Maximum; `false` when the client has used it up (RM-3).
-    pub(super) fn begin_exchange(&self, receive_maximum: usize) -> bool {
-        let mut inner = self.inner.lock();
-        inner.exchanges += 1;
-        inner.exchanges <= receive_maximum
+        Open { messages: inner.messages, bytes: inner.bytes, exchanges: inner.exchanges }
     }
 
     /// Waits until something settles. Cancel safe: yes.
@@ -147,21 +152,22 @@ impl AckWindow {
     /// The acknowledgement as the append's outcome lets it be; `None`: there is none, the
     /// connection ends instead.
     fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
-        match failed {
-            None => {}
-            // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
-            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind != AckKind::Pubcomp => {
-                ack.reason = ReasonCode::UnspecifiedError;
-                if ack.kind == AckKind::Pubrec {
-                    self.open_ids.lock().remove(ack.id);
-                }
-            }
-            Some(_) => {
-                self.conn.end(End::Storage);
-                return None;
-            }
+        let Some(outcome) = failed else { return Some(ack) };
+        // What is not known to be stored must not be answered as a repeat: the client's resend
+        // decides, and the judge drops it if the first copy did get into the log.
+        match ack.kind {
+            AckKind::Pubrec => self.open_ids.lock().remove(ack.id),
+            AckKind::Pubcomp => self.open_ids.lock().reopen(ack.id),
+            AckKind::Puback | AckKind::Pubrel => {}
         }
-        Some(ack)
+        // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
+        let told = self.is_v5 && ack.kind != AckKind::Pubcomp;
+        if outcome == AppendOutcome::NotStored && told {
+            ack.reason = ReasonCode::UnspecifiedError;
+            return Some(ack);
+        }
+        self.conn.end(End::Storage);
+        None
     }
 
     /// What leaves gives the client its place back: PUBACK, PUBCOMP, an error PUBREC (RM-3).
@@ -180,7 +186,7 @@ impl AckWindow {
     }
 
     /// The QoS 2 ids in use.
-    pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
+    pub(super) fn open_ids(&self) -> &Exchanges {
         &self.open_ids
     }
 }

@@ -4,12 +4,14 @@
 mod ack_window;
 mod open_ids;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(super) use ack_window::AckWindow;
-use ack_window::Load;
-pub(super) use open_ids::{OpenId, OpenIds};
+use ack_window::{Load, Open};
+pub(super) use open_ids::{Exchanges, OpenId};
 
+use super::conn::End;
 use super::context::Context;
 use crate::codec::{AckKind, DecodeError, Publish};
 use crate::delivery::AckOut;
@@ -46,6 +48,15 @@ pub(super) struct Inbound {
     acks: Vec<AckOut>,
     durable: bool,
     retained: Vec<usize>,
+    /// QoS 2 ids as the batch at hand leaves them; in force when it is in the log's hands, so
+    /// that a batch which never gets there answers for nothing.
+    staged: HashMap<PacketId, OpenId, ahash::RandomState>,
+    /// QoS 0 messages of the batch: their loss is nobody's to make good.
+    unacknowledged: u64,
+    /// QoS 1 and 2 messages of this read: each takes a place in our Receive Maximum.
+    exchanges: usize,
+    /// What was open at the last look.
+    open: Open,
 }
 
 impl Inbound {
@@ -55,8 +66,21 @@ impl Inbound {
         window: Arc<AckWindow>,
         is_v5: bool,
     ) -> Self {
-        let (aliases, batch, acks, retained) = (Vec::new(), None, Vec::new(), Vec::new());
-        Self { context, publisher, window, is_v5, aliases, batch, acks, durable: false, retained }
+        Self {
+            context,
+            publisher,
+            window,
+            is_v5,
+            aliases: Vec::new(),
+            batch: None,
+            acks: Vec::new(),
+            durable: false,
+            retained: Vec::new(),
+            staged: HashMap::default(),
+            unacknowledged: 0,
+            exchanges: 0,
+            open: Open::default(),
+        }
     }
 
     pub(super) fn window(&self) -> &Arc<AckWindow> {
@@ -64,11 +88,32 @@ impl Inbound {
     }
 
     /// Whether reading has to pause: the read-ahead is used up (IN-4).
-    pub(super) fn is_full(&self) -> bool {
-        let (messages, bytes) = self.window.open();
+    pub(super) fn is_full(&mut self) -> bool {
+        self.look();
+        self.batch_fills_read_ahead()
+    }
+
+    /// Takes note of what is not in the log yet; until the next look it can only become less.
+    pub(super) fn look(&mut self) {
+        self.open = self.window.open();
+    }
+
+    /// The same as [`Self::is_full`] by the last look: asked once a packet, without a lock.
+    pub(super) fn batch_fills_read_ahead(&self) -> bool {
+        let Open { messages, bytes, .. } = self.open;
         let (now, now_bytes) = self.batch.as_ref().map_or((0, 0), |b| (b.len(), b.bytes()));
         let config = &self.context.config;
         messages + now >= config.read_ahead_messages || bytes + now_bytes >= config.read_ahead_bytes
+    }
+
+    /// RM-3. What the last look said is an upper bound, so only beyond it a new look is needed.
+    fn exceeds_receive_maximum(&mut self) -> bool {
+        let maximum = usize::from(self.context.config.receive_maximum);
+        if self.open.exchanges + self.exchanges <= maximum {
+            return false;
+        }
+        self.look();
+        self.open.exchanges + self.exchanges > maximum
     }
 
     /// Whether the batch at hand has to be handed on before it takes more.
@@ -83,13 +128,13 @@ impl Inbound {
         let resolved = self.resolve(publish)?;
         let topic = resolved.as_deref().unwrap_or(publish.topic);
         if let Some(id) = publish.packet_id {
-            if publish.qos == QoS::ExactlyOnce && self.window.open_ids().lock().get(id).is_some() {
+            if publish.qos == QoS::ExactlyOnce && self.open_id(id).is_some() {
                 // A repeat before PUBREL: answered before limits and quota (QOS-01).
                 self.acks.push(AckOut { kind: AckKind::Pubrec, id, reason: ReasonCode::Success });
                 return Ok(());
             }
-            let maximum = usize::from(self.context.config.receive_maximum);
-            if !self.window.begin_exchange(maximum) && self.is_v5 {
+            self.exchanges += 1;
+            if self.is_v5 && self.exceeds_receive_maximum() {
                 return Err(RECEIVE_MAXIMUM);
             }
         }
@@ -168,24 +213,29 @@ impl Inbound {
             payload: publish.payload,
         });
         self.durable |= publish.qos.is_acknowledged();
+        self.unacknowledged += u64::from(!publish.qos.is_acknowledged());
         if let Some(id) = publish.packet_id {
             if publish.qos == QoS::ExactlyOnce {
-                self.window.open_ids().lock().set(id, OpenId::Received);
+                self.staged.insert(id, OpenId::Received);
             }
             let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
             self.acks.push(AckOut { kind, id, reason });
         }
     }
 
+    fn open_id(&self, id: PacketId) -> Option<OpenId> {
+        self.staged.get(&id).copied().or_else(|| self.window.open_ids().lock().get(id))
+    }
+
     /// PUBREL: the end of the exchange is a record, too (design decision 9).
     pub(super) fn release(&mut self, id: PacketId) {
-        let open = self.window.open_ids().lock().get(id);
+        let open = self.open_id(id);
         let reason = match open {
             None if self.is_v5 => ReasonCode::PacketIdentifierNotFound,
             None | Some(_) => ReasonCode::Success,
         };
         if open == Some(OpenId::Received) {
-            self.window.open_ids().lock().set(id, OpenId::Releasing);
+            self.staged.insert(id, OpenId::Releasing);
             let batch = self.batch.get_or_insert_with(|| {
                 BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
             });
@@ -195,20 +245,51 @@ impl Inbound {
         self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
-    /// Hands the batch of this read to the log. Waits only for the node's budget.
-    pub(super) async fn flush(&mut self) {
-        let acks = std::mem::take(&mut self.acks);
-        let Some(batch) = self.batch.take() else {
-            if !acks.is_empty() {
-                // They need no append, and leave behind those that do.
-                self.window.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
-            }
-            return;
-        };
-        let bytes = batch.bytes();
-        if !self.context.budget.try_take(bytes) {
-            self.context.budget.take(bytes).await;
+    /// Hands the batch of this read to the log, if the node's budget has room for it at once.
+    /// Error: a newer connection has the session.
+    pub(super) fn try_flush(&mut self) -> Result<bool, End> {
+        let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+        let taken = self.batch.is_none() || self.context.budget.try_take(bytes);
+        if taken {
+            self.append(bytes)?;
         }
+        Ok(taken)
+    }
+
+    /// The same, waiting for the budget. Cancel safe: yes; the batch then stays in hand.
+    pub(super) async fn flush(&mut self) -> Result<(), End> {
+        if !self.try_flush()? {
+            let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+            self.context.budget.take(bytes).await;
+            self.append(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Appends the batch, whose bytes were taken from the budget, unless a newer connection has
+    /// the session.
+    fn append(&mut self, bytes: usize) -> Result<(), End> {
+        if self.batch.is_none() && self.acks.is_empty() {
+            return Ok(());
+        }
+        let window = Arc::clone(&self.window);
+        let Some(_passing) = window.open_ids().pass(self.publisher.epoch) else {
+            self.context.budget.give_back(bytes);
+            return Err(End::TakenOver);
+        };
+        let acks = std::mem::take(&mut self.acks);
+        match self.batch.take() {
+            Some(batch) => self.hand_over(batch, acks, bytes),
+            // They need no append, and leave behind those that do.
+            None => {
+                let exchanges = std::mem::take(&mut self.exchanges);
+                window.enter(Load { acks, messages: 0, bytes: 0, exchanges, waits: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, batch: BatchBuilder, acks: Vec<AckOut>, bytes: usize) {
         let batch = batch.finish();
         let rows: Vec<_> = self
             .retained
@@ -218,7 +299,15 @@ impl Inbound {
         let waits = 1 + u8::from(!rows.is_empty());
         let messages = batch.len();
         metrics::PUBLISHED_TOTAL.add(messages as u64);
-        let ticket = self.window.enter(Load { acks, messages, bytes, waits });
+        self.unacknowledged = 0;
+        if !self.staged.is_empty() {
+            let mut open = self.window.open_ids().lock();
+            let staged = std::mem::take(&mut self.staged);
+            staged.into_iter().for_each(|(id, state)| open.set(id, state));
+        }
+        let exchanges = std::mem::take(&mut self.exchanges);
+        let load = Load { acks, messages, bytes, exchanges, waits };
+        let ticket = self.window.enter(load);
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
         let durability = if std::mem::take(&mut self.durable) || !rows.is_empty() {
             Durability::Durable
@@ -228,6 +317,14 @@ impl Inbound {
         self.context.log.append(batch, durability, Arc::clone(&sink), ticket);
         if !rows.is_empty() {
             self.context.tables.put(rows, Durability::Durable, sink, ticket);
+        }
+    }
+
+    /// What never got to the log: unanswered, so the client sends it again, or it was QoS 0.
+    pub(super) fn abandon(&mut self) {
+        let lost = std::mem::take(&mut self.unacknowledged);
+        if lost > 0 {
+            telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
         }
     }
 }

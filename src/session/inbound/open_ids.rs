@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use parking_lot::{Mutex, MutexGuard};
+
 use crate::mqtt::PacketId;
 
 /// How far an exchange has come.
@@ -11,6 +13,36 @@ pub(in crate::session) enum OpenId {
     Received,
     /// PUBREL is on its way to the log: a repeat is answered PUBCOMP behind it.
     Releasing,
+}
+
+/// What connections of one session hand on to each other on the way in.
+///
+/// The fence says which of them may still append. A claim raises it before its own row enters the
+/// log, so nothing of an earlier connection can come behind the claim: no late publish, no retained
+/// value over a newer one, no QoS 2 id that is answered before its record is durable.
+#[derive(Debug, Default)]
+pub(in crate::session) struct Exchanges {
+    owner: Mutex<u64>,
+    open: Mutex<OpenIds>,
+}
+
+impl Exchanges {
+    /// From here on, only the connection of this epoch appends.
+    pub(in crate::session) fn own(&self, epoch: u64) {
+        *self.owner.lock() = epoch;
+    }
+
+    /// Keeps the fence where it is, for one append; `None`: it is another connection's turn.
+    /// Whoever holds it may lock anything else, and nobody who holds anything else waits for it.
+    pub(in crate::session) fn pass(&self, epoch: u64) -> Option<MutexGuard<'_, u64>> {
+        let owner = self.owner.lock();
+        (*owner == epoch).then_some(owner)
+    }
+
+    /// The QoS 2 ids in use.
+    pub(in crate::session) fn lock(&self) -> MutexGuard<'_, OpenIds> {
+        self.open.lock()
+    }
 }
 
 /// Bounded by Receive Maximum (v5: ours; v3.x: 65 535 ids).
@@ -30,6 +62,13 @@ impl OpenIds {
         self.0.remove(&id);
         if self.0.is_empty() {
             self.0 = HashMap::default();
+        }
+    }
+
+    /// A PUBREL came to nothing: the client's next one is recorded again.
+    pub(in crate::session) fn reopen(&mut self, id: PacketId) {
+        if let Some(state) = self.0.get_mut(&id) {
+            *state = OpenId::Received;
         }
     }
 

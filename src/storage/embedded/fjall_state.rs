@@ -13,6 +13,10 @@ use crate::storage::{StorageError, Table};
 const FIXED: [(Space, &str); 3] =
     [(Space::Meta, "meta"), (Space::Queues, "queues"), (Space::Entries, "entries")];
 
+/// What one keyspace holds in memory before it is written out; the library's default is four
+/// times as much, and there are nine keyspaces.
+const MEMTABLE: u64 = 16 << 20;
+
 #[derive(Debug)]
 pub(super) struct FjallState {
     path: PathBuf,
@@ -145,7 +149,10 @@ impl Open {
         let tables = TABLES.into_iter().map(table_name);
         let names = FIXED.into_iter().map(|(_, name)| name).chain(tables);
         let keyspaces = names
-            .map(|name| database.keyspace(name, KeyspaceCreateOptions::default))
+            .map(|name| {
+                let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE);
+                database.keyspace(name, options)
+            })
             .collect::<Result<Vec<_>, _>>()
             .map_err(explain)?;
         Ok(Self { database, keyspaces })

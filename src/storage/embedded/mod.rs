@@ -9,7 +9,6 @@ mod applier;
 mod bucket;
 mod checkpoint;
 mod cold;
-mod settings;
 mod consumer;
 mod feed;
 mod fjall_state;
@@ -22,6 +21,7 @@ mod queues;
 mod ranges;
 mod records;
 mod retention;
+mod settings;
 mod start;
 mod tables;
 mod torn_journal;
@@ -38,8 +38,8 @@ use self::wal::FolderLock;
 use super::{ChangeLog, DeviceQueues, PublishLog, StorageError, TokenBucket};
 
 pub use bucket::{LocalBucket, Window};
-pub use settings::EmbeddedSettings;
 pub use projection::MemoryProjection;
+pub use settings::EmbeddedSettings;
 
 /// The ports of one node, whatever stands behind them.
 #[derive(Clone)]

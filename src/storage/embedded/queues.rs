@@ -319,3 +319,47 @@ impl Queues {
         self.count(effect);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::mqtt::{Delivery, QoS};
+    use crate::storage::contract::{batch_of, client};
+    use crate::storage::embedded::format::queue_frame;
+    use crate::storage::{MessageRef, Position, QueueEntry, SourceId};
+
+    /// DEV-8: a replay may begin before what a queue has seen; older opens and removals of its
+    /// name change nothing then.
+    #[test]
+    fn applying_older_frames_again_changes_nothing() {
+        let queues = Queues::new(10, 1000);
+        let (key, first, second) = (client("c"), 1, 2);
+        let frames = [
+            (10, FrameKind::QueueOpen, first),
+            (15, FrameKind::QueueRemove, first),
+            (20, FrameKind::QueueOpen, second),
+        ];
+        let replay = || {
+            for (offset, kind, incarnation) in frames {
+                let head = queue_frame(&key, incarnation);
+                queues.apply(offset, kind, &head).expect("applies");
+            }
+        };
+        replay();
+        let position = Position { partition: 0, offset: 30 };
+        let entry = QueueEntry {
+            source: SourceId { incarnation: 1, position, index: 0 },
+            message: MessageRef::new(batch_of("p", &["one"], None), 0),
+            delivery: Delivery { qos: QoS::AtLeastOnce, retain: false },
+            subscription_ids: Arc::from([]),
+            expires_at_ms: None,
+        };
+        let append = QueueAppend { queue: key.clone(), incarnation: second, entries: vec![entry] };
+        assert_eq!(queues.append(append), Appended::Taken { first_seq: 1, skipped: 0 });
+        replay();
+        assert_eq!(queues.depth(&key), 1);
+        assert!(queues.attach(&key, second).is_some());
+    }
+}

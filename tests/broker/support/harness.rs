@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -82,7 +83,7 @@ impl Broker {
             let mut broker = Broker::spawn(&start, &folder, free_port(), free_port());
             let Some(status) = broker.await_listening() else { return Ok(broker) };
             let log = broker.finished_log();
-            if tries == 5 || !log.to_lowercase().contains("in use") {
+            if tries == 5 || !log.to_lowercase().contains("address already in use") {
                 broker.lines.lock().clear();
                 return Err((status, log));
             }
@@ -133,6 +134,11 @@ impl Broker {
         }
     }
 
+    /// Where this broker keeps its data.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
     /// Where its data is, in a folder `data`.
     pub(crate) fn folder(&self) -> &std::path::Path {
         self.folder.path()
@@ -156,6 +162,13 @@ impl Broker {
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.await_exit();
+    }
+
+    /// Starts on the same folder what may refuse to: the exit status and the log in that case.
+    pub(crate) fn try_start_again(&mut self) -> Result<(), (ExitStatus, String)> {
+        let next = Broker::try_launch(self.start.clone(), Arc::clone(&self.folder))?;
+        *self = next;
+        Ok(())
     }
 
     /// Starts on the same folder after `stop` or `kill`; ports may differ.
@@ -257,6 +270,17 @@ impl Broker {
         let value = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
         let values: Vec<f64> = page.lines().filter(of_it).filter_map(value).collect();
         (!values.is_empty()).then(|| values.iter().sum())
+    }
+
+    /// Waits until a metric has this value: some are set by a sweep.
+    #[track_caller]
+    pub(crate) fn await_metric(&self, name: &str, value: f64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.metric(name) != Some(value) {
+            let is = self.metric(name);
+            assert!(Instant::now() < deadline, "{name} is {is:?}, not {value}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Resident memory in KiB.
