@@ -194,9 +194,11 @@ impl Channel {
         let view = copy.batch.view(copy.index);
         let expiry_s = match copy.batch.expires_at_ms(copy.index) {
             None => None,
-            Some(at_ms) => match at_ms.checked_sub(clock::wall_ms()) {
-                None | Some(0) => return Sent::Expired,
-                Some(left_ms) => Some(u32::try_from(left_ms.div_ceil(1000)).unwrap_or(u32::MAX)),
+            Some(at_ms) => match at_ms.saturating_sub(clock::wall_ms()) {
+                0 if !dup => return Sent::Expired,
+                // MQTT-4.3.3-7: what was sent once is not expired any more. The least there is:
+                // 0 would tell the client not to use it.
+                left_ms => Some(u32::try_from(left_ms.div_ceil(1000).max(1)).unwrap_or(u32::MAX)),
             },
         };
         let v5 = self.settings.version.is_v5();

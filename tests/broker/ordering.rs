@@ -87,7 +87,7 @@ fn many_publishers_on_one_topic_keep_their_order() {
                     publisher.send(&publish(index));
                 }
                 let ids = 1..=EACH as u16;
-                ids.for_each(|id| drop(publisher.acknowledged(AckKind::Puback, id)));
+                publisher.acknowledged_all(AckKind::Puback, ids);
             });
         }
         let mut next = [0; PUBLISHERS];

@@ -23,9 +23,11 @@ fn qos0_is_not_stored_for_who_is_away() {
                 publisher = Client::connect(&broker, &Connect::v311("pub"));
             }
             let mut sub = Client::connect(&broker, &connect);
-            assert_eq!(sub.take().payload(), "1 on a");
-            sub.ping();
-            sub.expect_silence(Duration::from_millis(50));
+            let got = sub.drain(Duration::from_millis(100));
+            // What was acknowledged just before the kill may come again, with DUP=1.
+            let most = if round == 1 { 2 } else { 1 };
+            assert!((1..=most).contains(&got.len()), "{got:?}");
+            assert!(got.iter().all(|publish| publish.payload() == "1 on a"), "{got:?}");
             sub.disconnect();
         }
     }
@@ -96,7 +98,7 @@ fn queued_messages_keep_every_field_over_a_kill() {
             let properties = full_properties(usize::from(id));
             publisher.send(&wire::publish(Level::V5, 2, topic(id), id, &properties, payload(id)));
         }
-        ids.for_each(|id| drop(publisher.acknowledged(AckKind::Puback, id)));
+        publisher.acknowledged_all(AckKind::Puback, ids);
     }
     broker.kill_and_restart();
     let mut sub = Client::connect(&broker, &connect);
@@ -143,7 +145,7 @@ fn nothing_acknowledged_is_lost_by_a_kill_in_the_middle() {
             }
             let kind = if qos == 1 { AckKind::Puback } else { AckKind::Pubrec };
             let until = (first + 150).min(ALL);
-            (first..=until).for_each(|id| drop(publisher.acknowledged(kind, id)));
+            publisher.acknowledged_all(kind, first..=until);
             first = until + 1;
             if first <= ALL {
                 broker.kill_and_restart();

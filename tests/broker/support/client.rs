@@ -187,6 +187,15 @@ impl Client {
         }
     }
 
+    /// Waits for the acknowledgements of all these ids; each must be a success.
+    #[track_caller]
+    pub(crate) fn acknowledged_all(&mut self, kind: AckKind, ids: impl IntoIterator<Item = u16>) {
+        for id in ids {
+            let code = self.acknowledged(kind, id);
+            assert!(code < 0x80, "{kind:?} {id} with code {code:#x}");
+        }
+    }
+
     /// Subscribes to one filter and returns SUBACK's code.
     #[track_caller]
     pub(crate) fn subscribe(&mut self, filter: impl AsRef<[u8]>, options: u8) -> u8 {
@@ -246,6 +255,15 @@ impl Client {
             return Some(packet);
         }
         self.read_packet(Instant::now() + time).ok().flatten()
+    }
+
+    /// The next packet, none in this time, or how the connection ended.
+    #[track_caller]
+    pub(crate) fn recv_or_end(&mut self, time: Duration) -> Result<Option<Packet>, String> {
+        match self.waiting.pop_front() {
+            Some(packet) => Ok(Some(packet)),
+            None => self.read_packet(Instant::now() + time),
+        }
     }
 
     /// The next packet that fits; the others wait for their turn.
