@@ -38,6 +38,12 @@ fn publish(broker: &Broker, level: Level, qos: u8, text: &str) -> Answer {
     if !client.try_send(&Connect::new(level, format!("p{text}")).bytes()) {
         return Answer::Closed;
     }
+    publish_on(&mut client, qos, text)
+}
+
+/// The same on a connection that is open already, or that has sent its CONNECT.
+fn publish_on(client: &mut Client, qos: u8, text: &str) -> Answer {
+    let level = client.level;
     client.try_send(&wire::publish(level, qos << 1, "t", 1, &[], text));
     let deadline = Instant::now() + BOUND;
     loop {
@@ -218,13 +224,18 @@ fn a_failed_sync_acknowledges_nothing_ever() {
     let sub = subscribe(&broker);
     let (mut acked, mut refused) = (Vec::new(), Vec::new());
     for scope in [Scope::Log, Scope::All, Scope::State] {
+        let mut steady = Client::connect(&broker, &Connect::v5("steady"));
         disk.scope(scope);
         disk.fail_syncs(EIO);
         let log_is_well = scope == Scope::State;
         let allowed = |answer| (answer == Answer::Acknowledged) == log_is_well;
-        let texts = (acked.len(), refused.len());
+        // The first message in trouble is in doubt: its connection ends without a code. Those
+        // behind it are surely not stored.
+        if !log_is_well {
+            let first = publish_on(&mut steady, 1, "in doubt");
+            assert_eq!(first, Answer::Closed, "{scope:?}");
+        }
         in_trouble(&broker, allowed, &mut acked, &mut refused);
-        assert_eq!(texts.1, refused.len(), "{scope:?}: a message in doubt was refused");
         if !log_is_well {
             await_health(&broker, 503);
         }
@@ -232,9 +243,9 @@ fn a_failed_sync_acknowledges_nothing_ever() {
         acked.extend(await_recovery(&broker));
         await_health(&broker, 200);
         lose_power(&mut broker, &disk);
-        // The names come again in the next round.
         assert_received(&broker, &sub, &acked, &refused);
-        acked.clear();
+        // The names come again in the next round.
+        (acked.clear(), refused.clear());
     }
 }
 
