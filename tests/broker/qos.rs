@@ -163,8 +163,7 @@ fn completed_deliveries_stay_completed_after_a_kill() {
     const WINDOW: usize = 20;
     for qos in [1, 2] {
         let mut broker = Start::new().env("STORAGE_EMBEDDED_CHECKPOINT_INTERVAL_MS", 50).start();
-        let connect =
-            Connect::v5("sub").persistent().with(prop::receive_maximum(WINDOW as u16));
+        let connect = Connect::v5("sub").persistent().with(prop::receive_maximum(WINDOW as u16));
         let mut sub = Client::connect(&broker, &connect);
         sub.subscribe("t", qos);
         sub.disconnect();

@@ -15,16 +15,39 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) enum Change {
     Written(Written),
-    Synced { inode: u64, through: u64 },
-    SyncFailed { inode: u64, through: u64 },
-    Created { path: PathBuf, inode: u64 },
-    FolderMade { path: PathBuf },
-    Renamed { from: PathBuf, to: PathBuf },
-    Removed { path: PathBuf },
-    FolderRemoved { path: PathBuf },
-    FolderSynced { path: PathBuf, through: u64 },
+    Synced {
+        inode: u64,
+        through: u64,
+    },
+    SyncFailed {
+        inode: u64,
+        through: u64,
+    },
+    Created {
+        path: PathBuf,
+        inode: u64,
+    },
+    FolderMade {
+        path: PathBuf,
+    },
+    Renamed {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Removed {
+        path: PathBuf,
+    },
+    FolderRemoved {
+        path: PathBuf,
+    },
+    FolderSynced {
+        path: PathBuf,
+        through: u64,
+    },
     /// While tracing: the first bytes that went to a socket.
-    Sent { file: u64, bytes: Vec<u8> },
+    Sent {
+        bytes: Vec<u8>,
+    },
 }
 
 impl Change {
@@ -89,7 +112,7 @@ fn entry(head: &[u8], one: &[u8], two: &[u8]) -> Entry {
         6 => Change::Removed { path: path(one) },
         7 => Change::FolderRemoved { path: path(one) },
         8 => Change::FolderSynced { path: path(one), through: a },
-        9 => Change::Sent { file: a, bytes: one.to_vec() },
+        9 => Change::Sent { bytes: one.to_vec() },
         10 => Change::SyncFailed { inode, through: a },
         other => panic!("record of kind {other} in the shim's journal"),
     };
