@@ -308,7 +308,7 @@ fn finished_exchanges_leave_nothing() {
     let names: Vec<String> = (0..10).map(|number| format!("pub{number}")).collect();
     let connect = |name: &String| Client::connect(&broker, &Connect::v5(name).persistent());
     let mut clients: Vec<Client> = names.iter().map(connect).collect();
-    let mut round = |clients: &mut Vec<Client>| {
+    let round = |clients: &mut Vec<Client>| {
         for client in clients.iter_mut() {
             client.send(&qos2_v5_of(WINDOW));
             client.acknowledged_all(AckKind::Pubrec, 1..=WINDOW);

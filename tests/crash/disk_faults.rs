@@ -245,7 +245,8 @@ fn a_failed_sync_acknowledges_nothing_ever() {
         lose_power(&mut broker, &disk);
         assert_received(&broker, &sub, &acked, &refused);
         // The names come again in the next round.
-        (acked.clear(), refused.clear());
+        acked.clear();
+        refused.clear();
     }
 }
 
