@@ -71,7 +71,8 @@ pub(super) fn build(
     let committed = checkpoint.committed.max(wal.first());
     let state = checkpoint.state.clone();
     let feed = Arc::new(Feed::new(config.feed(), wal.incarnation(), committed, state, end));
-    let progress = Progress { last: checkpoint, synced: Instant::now(), unsynced: false };
+    let (synced, synced_to) = (Instant::now(), checkpoint.applied);
+    let progress = Progress { last: checkpoint, synced, synced_to, unsynced: false };
     let checkpointer = Arc::new(Checkpointer {
         projection,
         tables,
