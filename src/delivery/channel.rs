@@ -238,8 +238,7 @@ impl Channel {
     pub(super) fn book(&mut self, id: PacketId, seq: u64, delivery: Delivery) {
         let credited = self.credit.take();
         metrics::INFLIGHT.inc();
-        let stage =
-            if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
+        let stage = if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
         let fresh = self.ids.insert(id, InFlight { seq, stage, credited });
         debug_assert!(fresh && credited, "id {id:?} was free and a credit was left");
     }
@@ -292,7 +291,9 @@ impl Channel {
             None => None,
             Some(at_ms) => match at_ms.saturating_sub(clock::wall_ms()) {
                 0 if !begun => return Sent::Expired,
-                left_ms => Some(u32::try_from(left_ms.div_ceil(1000)).unwrap_or(u32::MAX)),
+                // MQTT-4.3.3-7: what was sent once is not expired any more. The least there is:
+                // 0 would tell the client not to use it.
+                left_ms => Some(u32::try_from(left_ms.div_ceil(1000).max(1)).unwrap_or(u32::MAX)),
             },
         };
         let v5 = self.settings.version.is_v5();
