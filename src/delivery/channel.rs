@@ -238,8 +238,7 @@ impl Channel {
     pub(super) fn book(&mut self, id: PacketId, seq: u64, delivery: Delivery) {
         let credited = self.credit.take();
         metrics::INFLIGHT.inc();
-        let stage =
-            if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
+        let stage = if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
         let fresh = self.ids.insert(id, InFlight { seq, stage, credited });
         debug_assert!(fresh && credited, "id {id:?} was free and a credit was left");
     }

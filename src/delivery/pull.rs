@@ -200,8 +200,7 @@ impl Outbox {
         // its id, and would take the next message under it for a repeat (QOS-08).
         let begun = dup && message.delivery.qos == QoS::ExactlyOnce;
         let over = message.expires_at_ms.is_some_and(|at| at <= clock::wall_ms());
-        let sent =
-            if over && !begun { Sent::Expired } else { channel.send(&copy, Some(id), dup) };
+        let sent = if over && !begun { Sent::Expired } else { channel.send(&copy, Some(id), dup) };
         match sent {
             Sent::Yes => channel.book(id, message.seq, message.delivery),
             unsent => {

@@ -9,14 +9,15 @@
 mod support;
 
 mod backpressure;
+mod caps;
 mod connect;
 mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
 mod properties;
-mod retained;
 mod restart;
+mod retained;
 mod session;
 mod settings;
 mod shared;

@@ -15,16 +15,40 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) enum Change {
     Written(Written),
-    Synced { inode: u64, through: u64 },
-    SyncFailed { inode: u64, through: u64 },
-    Created { path: PathBuf, inode: u64 },
-    FolderMade { path: PathBuf },
-    Renamed { from: PathBuf, to: PathBuf },
-    Removed { path: PathBuf },
-    FolderRemoved { path: PathBuf },
-    FolderSynced { path: PathBuf, through: u64 },
+    Synced {
+        inode: u64,
+        through: u64,
+    },
+    SyncFailed {
+        inode: u64,
+        through: u64,
+    },
+    Created {
+        path: PathBuf,
+        inode: u64,
+    },
+    FolderMade {
+        path: PathBuf,
+    },
+    Renamed {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Removed {
+        path: PathBuf,
+    },
+    FolderRemoved {
+        path: PathBuf,
+    },
+    FolderSynced {
+        path: PathBuf,
+        through: u64,
+    },
     /// While tracing: the first bytes that went to a socket.
-    Sent { file: u64, bytes: Vec<u8> },
+    Sent {
+        file: u64,
+        bytes: Vec<u8>,
+    },
 }
 
 impl Change {

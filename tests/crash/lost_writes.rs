@@ -209,8 +209,9 @@ impl Disk {
                 Change::FolderMade { path } => fs::remove_dir_all(path),
                 Change::FolderRemoved { path } => fs::create_dir(path),
                 Change::Removed { path } => fs::rename(saved(*sequence), path),
-                Change::Renamed { from, to } => fs::rename(to, from)
-                    .and_then(|()| fs::rename(saved(*sequence), to).or(Ok(()))),
+                Change::Renamed { from, to } => {
+                    fs::rename(to, from).and_then(|()| fs::rename(saved(*sequence), to).or(Ok(())))
+                }
                 Change::Written(_)
                 | Change::Synced { .. }
                 | Change::SyncFailed { .. }
@@ -288,9 +289,9 @@ fn sync(changes: &mut Vec<(u64, bool, &Written)>, through: u64) {
         .collect();
     changes.retain(|(at, failed, written)| {
         let again = |sector: u64| {
-            rewritten.iter().any(|(later, first, last)| {
-                later > at && (*first..=*last).contains(&sector)
-            })
+            rewritten
+                .iter()
+                .any(|(later, first, last)| later > at && (*first..=*last).contains(&sector))
         };
         *at > through || (*failed && !written.sectors().all(again))
     });

@@ -47,14 +47,10 @@ fn the_log_is_synced_before_the_acknowledgement_leaves() {
     let mut publisher = Client::connect(&broker, &Connect::v311("traced"));
     disk.trace();
     let before = disk.syncs();
-    publisher.send(&wire::publish(
-        publisher.level, 2, "t", 0x4142, &[], "the first message",
-    ));
+    publisher.send(&wire::publish(publisher.level, 2, "t", 0x4142, &[], "the first message"));
     publisher.acknowledged(AckKind::Puback, 0x4142);
     assert!(disk.syncs() > before, "the shim sees the log's fdatasync");
-    publisher.send(&wire::publish(
-        publisher.level, 4, "t", 0x4344, &[], "the second message",
-    ));
+    publisher.send(&wire::publish(publisher.level, 4, "t", 0x4344, &[], "the second message"));
     publisher.acknowledged(AckKind::Pubrec, 0x4344);
     let released = disk.journal().len();
     publisher.send(&wire::ack(6, 0x4344));

@@ -13,9 +13,9 @@ use super::unawaited;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
 use crate::mqtt::ReasonCode;
+use crate::routing::RetainedTable;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
-use crate::routing::RetainedTable;
 use crate::storage::{AppendOutcome, AppendSink, MessageRef};
 use crate::telemetry::metrics;
 

@@ -24,9 +24,9 @@ mod retention;
 mod settings;
 mod start;
 mod tables;
-mod torn_journal;
 #[cfg(test)]
 mod tests;
+mod torn_journal;
 pub mod wal;
 
 use std::sync::Arc;

@@ -147,8 +147,9 @@ mod tests {
             for item in 0..number {
                 // Every second value is long enough to be compressed.
                 let length: u32 = if item % 2 == 0 { 300 } else { 9000 };
-                let noise = |at: u32| (at.wrapping_mul(2_654_435_761).wrapping_add(number) >> 13) as u8;
-            let value: Vec<u8> = (0..length).map(noise).collect();
+                let noise =
+                    |at: u32| (at.wrapping_mul(2_654_435_761).wrapping_add(number) >> 13) as u8;
+                let value: Vec<u8> = (0..length).map(noise).collect();
                 batch.insert(&keyspace, item.to_le_bytes(), value);
             }
             batch.commit().expect("commits");

@@ -276,9 +276,8 @@ impl Broker {
     pub(crate) fn dropped(&self, reason: &str) -> usize {
         let page = self.scrape();
         let label = format!("reason=\"{reason}\"");
-        let of_it = |line: &&str| {
-            line.starts_with("droppedMsgs_by_reason_total{") && line.contains(&label)
-        };
+        let of_it =
+            |line: &&str| line.starts_with("droppedMsgs_by_reason_total{") && line.contains(&label);
         let value = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
         page.lines().filter(of_it).filter_map(value).sum::<f64>() as usize
     }
