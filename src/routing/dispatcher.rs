@@ -264,7 +264,12 @@ impl Parts {
         };
         for (Queued { append, slot, live }, appended) in queued.iter().zip(appended) {
             metrics::DEVICE_TOTAL.add(append.entries.len() as u64);
-            let Appended::Taken { first_seq, skipped } = appended else { continue };
+            let Appended::Taken { first_seq, skipped } = appended else {
+                // The session ended between the match and here.
+                let lost = append.entries.len() as u64;
+                telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                continue;
+            };
             metrics::DEVICE_SUCCESSFUL.add((append.entries.len() - skipped) as u64);
             // Looked up behind the append: a connection that attaches meanwhile either is told
             // here, or reads its queue later than this.

@@ -186,7 +186,7 @@ mod tests {
         assert!(whole > 20 * SECTOR, "the batches are found: {whole}");
         let mut newest_found = 0;
         // From the back, so that what one round cuts is not missed by the next.
-        let sectors: Vec<u64> = (0..=whole / SECTOR).rev().step_by(3).collect();
+        let sectors: Vec<u64> = (0..=whole / SECTOR).rev().step_by(3).chain([0]).collect();
         for sector in sectors {
             cut(made.path()).expect("cuts");
             let torn = made.path().join(&name);
