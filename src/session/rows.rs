@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{ClientId, ProtocolVersion, QoS};
-use crate::routing::{RetainedTable, rows};
+use crate::routing::{RetainedTable, decode_row, encode_row};
 use crate::storage::{
     Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher, Row, StorageError, Table,
 };
@@ -61,11 +61,11 @@ impl SessionRow {
     }
 
     pub(super) fn row(&self, client_id: &ClientId) -> Row {
-        Row { table: Table::Sessions, key: key(client_id), value: Some(rows::encode(self)) }
+        Row { table: Table::Sessions, key: key(client_id), value: Some(encode_row(self)) }
     }
 
     pub(super) fn decode(value: &[u8]) -> Result<Self, StorageError> {
-        rows::decode(value, "session")
+        decode_row(value, "session")
     }
 }
 
