@@ -43,7 +43,6 @@ pub(super) struct SessionRow {
 }
 
 impl SessionRow {
-    #[expect(clippy::too_many_arguments, reason = "one for each column of the row")]
     pub(super) fn new(
         incarnation: u64,
         epoch: u64,
