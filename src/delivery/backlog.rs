@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::pause::Pause;
 use crate::mqtt::PacketId;
 use crate::storage::{IdRun, QueueKey, QueueState};
 
@@ -34,6 +35,8 @@ pub(super) struct Backlog {
     reserving: Option<IdRun>,
     /// A page is being read.
     pub pulling: bool,
+    /// Nothing is taken while the channel is congested, and for a while after (DEV-2, DEV-3).
+    pub pause: Pause,
     /// It has not been read to its end since the connection attached.
     fresh: bool,
 }
@@ -51,6 +54,7 @@ impl Backlog {
             runs: state.runs.iter().copied().collect(),
             reserving: None,
             pulling: false,
+            pause: Pause::default(),
             fresh: true,
         }
     }

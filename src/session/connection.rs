@@ -6,7 +6,6 @@
 //! read-ahead, the log's lag or the control lane asks for it → read …
 //! ```
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -90,9 +89,18 @@ where
     };
     metrics::CONNECTION_ACCEPTED.inc();
     metrics::CONNECTED_SESSIONS.inc();
-    let outbox = Arc::clone(&claimed.conn.outbox);
-    let held = Held { serving, writer: task::spawn("writer", delivery::write(outbox, write)) };
+    let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
+    let held = Held { serving, writer };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
+}
+
+/// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
+/// may keep its side open. A socket that fails is found out by the reader, behind what it still
+/// holds, such as a DISCONNECT.
+async fn write_side(conn: Arc<Conn>, write: impl AsyncWrite + Unpin) {
+    if delivery::write(Arc::clone(&conn.outbox), write).await {
+        conn.end(End::Closed);
+    }
 }
 
 /// What stops the decoding of a read.
@@ -148,7 +156,8 @@ impl SessionTask {
         let Claimed { conn, publisher, open_ids, persistent, expiry_s } = claimed;
         let is_v5 = version.is_v5();
         let budget = Arc::clone(&context.budget);
-        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget);
+        let retained = Arc::clone(&context.retained);
+        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget, retained);
         let incarnation = publisher.incarnation;
         let inbound = Inbound::new(Arc::clone(&context), publisher, window, is_v5);
         let (needed, acks) = (0, Vec::new());
@@ -343,14 +352,14 @@ impl SessionTask {
 
     async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
         let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
-        let wanted = self.subscriber().subscribe(packet).await.map_err(End::Fault)?;
-        if !wanted.is_empty() {
+        let owed = self.subscriber().subscribe(packet).await.map_err(End::Fault)?;
+        if let Some(owed) = owed {
             let replay = Replay {
                 context: Arc::clone(&self.context),
                 conn: Arc::clone(&self.conn),
                 incarnation: self.incarnation,
                 persistent: self.persistent,
-                wanted: VecDeque::from(wanted),
+                owed,
             };
             task::spawn("retained replay", replay.run());
         }

@@ -139,12 +139,14 @@ fn publish_will(
 ) {
     let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
     let batch = will.batch(Arc::new(publisher));
-    let retained = will.retained(&batch);
+    let retained = will.retained(&context.retained, &batch);
     let sink = Arc::new(Unwatched("a Will"));
-    context.log.append(batch, Durability::Durable, Arc::clone(&sink) as _, 0);
-    if let Some(row) = retained {
-        context.tables.put(vec![row], Durability::Durable, sink, 0);
-    }
+    context.retained.together(|| {
+        context.log.append(batch, Durability::Durable, Arc::clone(&sink) as _, 0);
+        if let Some(row) = retained {
+            context.tables.put(vec![row], Durability::Durable, sink, 0);
+        }
+    });
     metrics::WILLS_PUBLISHED.inc();
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{ClientId, ProtocolVersion, QoS};
-use crate::routing::rows;
+use crate::routing::{RetainedTable, rows};
 use crate::storage::{
     Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher, Row, StorageError, Table,
 };
@@ -107,10 +107,13 @@ impl WillRow {
         builder.finish()
     }
 
-    /// The Will as its own retained row, if it is a retained one.
-    pub(super) fn retained(&self, batch: &Arc<Batch>) -> Option<Row> {
+    /// The Will as its own retained row, if it is a retained one and the caps allow it.
+    pub(super) fn retained(&self, table: &RetainedTable, batch: &Arc<Batch>) -> Option<Row> {
         let message = MessageRef::new(Arc::clone(batch), 0);
-        self.retain.then(|| crate::routing::RetainedTable::row(&message))
+        let view = message.view();
+        let bytes = view.payload.len() + view.properties.len();
+        let fits = view.payload.is_empty() || self.retain && table.admit(view.topic, bytes);
+        (self.retain && fits).then(|| RetainedTable::row(&message))
     }
 }
 

@@ -79,12 +79,18 @@ async fn expire_retained(context: Arc<Context>) {
     loop {
         tokio::time::sleep(period).await;
         loop {
-            let rows = context.retained.expire();
-            if rows.is_empty() {
+            let expired = context.retained.apart(|| {
+                let rows = context.retained.expire();
+                let some = !rows.is_empty();
+                if some {
+                    let sink = Arc::new(Unwatched("the expiry of retained messages"));
+                    context.tables.put(rows, Durability::Durable, sink, 0);
+                }
+                some
+            });
+            if !expired {
                 break;
             }
-            let sink = Arc::new(Unwatched("the expiry of retained messages"));
-            context.tables.put(rows, Durability::Durable, sink, 0);
             tokio::task::yield_now().await;
         }
     }

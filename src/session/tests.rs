@@ -11,6 +11,7 @@ use crate::delivery::{self, Slots};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
 use crate::storage::memory::{Faults, Memory, MemoryConfig};
 use crate::storage::{LogConsumer, NodeId};
+use crate::telemetry::task;
 
 const PUBLISH: u8 = 0x34;
 const PUBREC: u8 = 0x50;
@@ -95,7 +96,7 @@ impl Node {
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
-        let dispatcher = tokio::spawn(routing::run(consumer, parts));
+        let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts));
         Self { memory, sessions, dispatcher }
     }
 
@@ -116,7 +117,7 @@ impl Node {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (read, write) = tokio::io::split(theirs);
         let sessions = self.sessions.clone();
-        tokio::spawn(async move { sessions.serve(read, write, 1 << 16).await });
+        task::spawn("connection", async move { sessions.serve(read, write, 1 << 16).await });
         let mut client = Client { stream: ours, level };
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
         if level == 5 {

@@ -9,12 +9,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::open_ids::Exchanges;
+use super::unawaited;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
 use crate::mqtt::ReasonCode;
+use crate::routing::RetainedTable;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
-use crate::storage::{AppendOutcome, AppendSink};
+use crate::storage::{AppendOutcome, AppendSink, MessageRef};
 use crate::telemetry::metrics;
 
 /// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
@@ -25,6 +27,7 @@ pub(in crate::session) struct AckWindow {
     is_v5: bool,
     open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
+    retained: Arc<RetainedTable>,
     inner: Mutex<Inner>,
     /// Something settled: there is room again.
     progress: Notify,
@@ -50,6 +53,7 @@ struct Pending {
     acks: Vec<AckOut>,
     messages: usize,
     bytes: usize,
+    retained: Vec<MessageRef>,
     since: Instant,
 }
 
@@ -64,7 +68,7 @@ pub(super) struct Open {
 }
 
 /// What an append holds in the window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Load {
     pub(super) acks: Vec<AckOut>,
     pub(super) messages: usize,
@@ -73,6 +77,8 @@ pub(super) struct Load {
     pub(super) exchanges: usize,
     /// How many settlements will come for it; 0: its acks only keep their place in the order.
     pub(super) waits: u8,
+    /// Retained messages in it, which the table awaits.
+    pub(super) retained: Vec<MessageRef>,
 }
 
 impl AckWindow {
@@ -81,10 +87,12 @@ impl AckWindow {
         is_v5: bool,
         open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
+        retained: Arc<RetainedTable>,
     ) -> Arc<Self> {
         let exchanges = open_ids.lock().len();
         let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
-        Arc::new(Self { conn, is_v5, open_ids, budget, inner, progress: Notify::new() })
+        let progress = Notify::new();
+        Arc::new(Self { conn, is_v5, open_ids, budget, retained, inner, progress })
     }
 
     /// Enters an append before it is handed to the log; gives its ticket.
@@ -102,6 +110,7 @@ impl AckWindow {
             acks: load.acks,
             messages: load.messages,
             bytes: load.bytes,
+            retained: load.retained,
             since: Instant::now(),
         });
         if inner.pending.len() == 1 {
@@ -181,9 +190,13 @@ impl AckWindow {
             AckKind::Pubrec if ack.reason.is_error() => {
                 inner.exchanges = inner.exchanges.saturating_sub(1);
             }
+            // A repeated PUBREL has a PUBCOMP of its own; only the first gives the place back.
             AckKind::Pubcomp if ack.reason == ReasonCode::Success => {
-                inner.exchanges = inner.exchanges.saturating_sub(1);
-                self.open_ids.lock().remove(ack.id);
+                let mut open_ids = self.open_ids.lock();
+                if open_ids.get(ack.id).is_some() {
+                    inner.exchanges = inner.exchanges.saturating_sub(1);
+                    open_ids.remove(ack.id);
+                }
             }
             AckKind::Pubrec | AckKind::Pubcomp | AckKind::Pubrel => {}
         }
@@ -218,6 +231,9 @@ impl AppendSink for AckWindow {
         match pending.failed {
             None => metrics::PUBLISHED_SUCCESSFUL.add(pending.messages as u64),
             Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),
+        }
+        if pending.failed.is_some() {
+            pending.retained.iter().for_each(|one| unawaited(&self.retained, &one.view()));
         }
         if pending.failed.is_some() && pending.acks.is_empty() && pending.messages > 0 {
             // QoS 0 that could not be stored: nobody is told, so it is counted.

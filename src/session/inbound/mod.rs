@@ -171,7 +171,7 @@ impl Inbound {
         }
         let retains = publish.retain && !publish.payload.is_empty();
         let bytes = publish.payload.len() + publish.properties.len();
-        if retains && !self.context.retained.has_room(topic, bytes) {
+        if retains && !self.context.retained.admit(topic, bytes) {
             return Some(ReasonCode::QuotaExceeded);
         }
         None
@@ -283,7 +283,7 @@ impl Inbound {
             // They need no append, and leave behind those that do.
             None => {
                 let exchanges = std::mem::take(&mut self.exchanges);
-                window.enter(Load { acks, messages: 0, bytes: 0, exchanges, waits: 0 });
+                window.enter(Load { acks, exchanges, ..Load::default() });
             }
         }
         Ok(())
@@ -291,11 +291,9 @@ impl Inbound {
 
     fn hand_over(&mut self, batch: BatchBuilder, acks: Vec<AckOut>, bytes: usize) {
         let batch = batch.finish();
-        let rows: Vec<_> = self
-            .retained
-            .drain(..)
-            .map(|index| RetainedTable::row(&MessageRef::new(Arc::clone(&batch), index)))
-            .collect();
+        let refer = |index| MessageRef::new(Arc::clone(&batch), index);
+        let retained: Vec<_> = self.retained.drain(..).map(refer).collect();
+        let rows: Vec<_> = retained.iter().map(RetainedTable::row).collect();
         let waits = 1 + u8::from(!rows.is_empty());
         let messages = batch.len();
         metrics::PUBLISHED_TOTAL.add(messages as u64);
@@ -306,18 +304,19 @@ impl Inbound {
             staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
         let exchanges = std::mem::take(&mut self.exchanges);
-        let load = Load { acks, messages, bytes, exchanges, waits };
+        let load = Load { acks, messages, bytes, exchanges, waits, retained };
         let ticket = self.window.enter(load);
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
-        let durability = if std::mem::take(&mut self.durable) || !rows.is_empty() {
-            Durability::Durable
-        } else {
-            Durability::Relaxed
-        };
-        self.context.log.append(batch, durability, Arc::clone(&sink), ticket);
-        if !rows.is_empty() {
-            self.context.tables.put(rows, Durability::Durable, sink, ticket);
+        let durable = std::mem::take(&mut self.durable) || !rows.is_empty();
+        let durability = if durable { Durability::Durable } else { Durability::Relaxed };
+        let context = &self.context;
+        if rows.is_empty() {
+            return context.log.append(batch, durability, sink, ticket);
         }
+        context.retained.together(|| {
+            context.log.append(batch, durability, Arc::clone(&sink), ticket);
+            context.tables.put(rows, Durability::Durable, sink, ticket);
+        });
     }
 
     /// What never got to the log: unanswered, so the client sends it again, or it was QoS 0.
@@ -326,6 +325,19 @@ impl Inbound {
         if lost > 0 {
             telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
         }
+        if let Some(batch) = self.batch.take() {
+            let batch = batch.finish();
+            for index in self.retained.drain(..) {
+                unawaited(&self.context.retained, &batch.view(index));
+            }
+        }
+    }
+}
+
+/// A retained message will not come into force; a deletion was never awaited.
+fn unawaited(table: &RetainedTable, message: &MessageView<'_>) {
+    if !message.payload.is_empty() {
+        table.abandon(message.topic);
     }
 }
 

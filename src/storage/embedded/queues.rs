@@ -241,12 +241,16 @@ impl Queues {
         let mut shard = self.shard(key);
         let queue = shard.find(key, incarnation).ok_or(StorageError::Fenced)?;
         let next_seq = queue.meta.next_seq;
+        let effect = Effect { hot: 0, dropped: queue.never_sent(after) };
         let seqs = queue.cold_page(after, max_messages);
-        if seqs.is_empty() {
-            let page = queue.hot_page(after, max_messages, max_bytes);
-            return Ok(Plan::Hot(page, next_seq));
-        }
-        Ok(Plan::Cold { number: queue.meta.number, seqs, next_seq })
+        let plan = if seqs.is_empty() {
+            Plan::Hot(queue.hot_page(after, max_messages, max_bytes), next_seq)
+        } else {
+            Plan::Cold { number: queue.meta.number, seqs, next_seq }
+        };
+        drop(shard);
+        self.count(effect);
+        Ok(plan)
     }
 
     /// Which of these entries are still owed, and whether they were received.

@@ -274,6 +274,26 @@ impl Broker {
         (!values.is_empty()).then(|| values.iter().sum())
     }
 
+    /// Messages or copies that were dropped for this reason, on both sides.
+    pub(crate) fn dropped(&self, reason: &str) -> usize {
+        let page = self.scrape();
+        let label = format!("reason=\"{reason}\"");
+        let of_it =
+            |line: &&str| line.starts_with("droppedMsgs_by_reason_total{") && line.contains(&label);
+        let value = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
+        page.lines().filter(of_it).filter_map(value).sum::<f64>() as usize
+    }
+
+    /// Waits until something about it is so; gauges and counters may lag a moment behind.
+    #[track_caller]
+    pub(crate) fn eventually(&self, what: &str, so: impl Fn(&Broker) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !so(self) {
+            assert!(Instant::now() < deadline, "never came: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until a metric has this value: some are set by a sweep.
     #[track_caller]
     pub(crate) fn await_metric(&self, name: &str, value: f64) {
