@@ -105,7 +105,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
         )),
         judge: Arc::new(Judge::decode(&committed.state)?),
         queues: Arc::clone(&stores.queues),
-        progress: Arc::new(Progress::default()),
+        progress: Arc::new(Progress::behind(committed.position)),
         turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },
         no_ids: Arc::from([]),
     })

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::pause::Pause;
 use crate::mqtt::PacketId;
 use crate::storage::{IdRun, QueueKey, QueueState};
 
@@ -34,6 +35,8 @@ pub(super) struct Backlog {
     reserving: Option<IdRun>,
     /// A page is being read.
     pub pulling: bool,
+    /// Nothing is taken while the channel is congested, and for a while after (DEV-2, DEV-3).
+    pub pause: Pause,
     /// It has not been read to its end since the connection attached.
     fresh: bool,
 }
@@ -45,10 +48,13 @@ impl Backlog {
             incarnation: state.incarnation,
             next_seq: 1,
             end_seq: state.next_seq,
-            dup_below: state.sent_below,
+            // What joins the queue from now on was never sent: after a crash the cursor stands at
+            // the end of the reserved ids, and the log was dispatched again before anybody came.
+            dup_below: state.sent_below.min(state.next_seq),
             runs: state.runs.iter().copied().collect(),
             reserving: None,
             pulling: false,
+            pause: Pause::default(),
             fresh: true,
         }
     }
@@ -188,6 +194,14 @@ mod tests {
     fn dup_is_set_below_the_old_cursor_only() {
         let backlog = backlog(vec![], 14, 12);
         assert!(backlog.is_dup(11) && !backlog.is_dup(12));
+    }
+
+    /// MQTT-3.3.1-1: after a crash all reserved ids may have been used, but what is queued only
+    /// now was not sent under them.
+    #[test]
+    fn what_joins_the_queue_after_a_crash_is_no_resend() {
+        let backlog = backlog(vec![run(1, 1, 1024)], 14, 1025);
+        assert!(backlog.is_dup(13) && !backlog.is_dup(14));
     }
 
     /// ORD-01: nothing goes out from memory before the queue was read to its end.

@@ -4,17 +4,19 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::alias::{Aliased, Aliases};
-use super::backlog::Backlog;
+use super::backlog::{Backlog, ID_RUN};
 use super::credit::Credit;
 use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
 use super::watermark::{Crossing, Watermark};
 use super::{Config, Outgoing, Settings};
 use crate::codec::PublishHead;
-use crate::mqtt::{Delivery, PacketId};
-use crate::storage::{Batch, MessageRef};
-use crate::telemetry::{self, Direction, DropReason, clock};
+use crate::mqtt::{Delivery, PacketId, QoS};
+use crate::storage::{Batch, IdRun, MessageRef, QueueKey};
+use crate::telemetry::{self, Direction, DropReason, clock, metrics};
 
 /// Topics heard live while a retained cursor is open; beyond it the cursor's copies are all
 /// skipped for topics that hash alike, never sent out of order.
@@ -26,6 +28,7 @@ const REPLAY_GUARD_MAX: usize = 100_000;
 ///            over high                    under low
 /// flowing ───────────────→ non-writable ─────────────→ flowing
 /// flowing ──credit gone──→ QoS > 0 waits (delayed, or in its queue) ──ack──→ flowing
+/// non-writable, with a queue ──under low──→ paused (see `Pause`) ──in flight 0──→ flowing
 /// any ──close──→ closing: nothing more is taken, what is buffered leaves ──→ closed
 /// ```
 #[derive(Debug)]
@@ -61,6 +64,14 @@ struct Delayed {
     bytes: usize,
 }
 
+/// A run of ids that is to be made durable.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    pub(super) queue: QueueKey,
+    pub(super) incarnation: u64,
+    pub(super) run: IdRun,
+}
+
 /// What became of one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
@@ -91,9 +102,20 @@ impl Channel {
         &self.settings
     }
 
+    /// Attaches the session's queue: from here on, QoS 1 and 2 messages come from it.
+    pub(super) fn attach(&mut self, mut backlog: Backlog) {
+        if !self.marks.is_writable() {
+            backlog.pause.went_high();
+        }
+        self.backlog = Some(Box::new(backlog));
+    }
+
     fn queued(&mut self, bytes: usize) {
         if self.marks.queued(bytes) == Crossing::High {
             self.non_writable = Some(telemetry::NonWritable::count());
+            if let Some(backlog) = &mut self.backlog {
+                backlog.pause.went_high();
+            }
         }
     }
 
@@ -102,8 +124,71 @@ impl Channel {
         let low = self.marks.left(bytes) == Crossing::Low;
         if low {
             self.non_writable = None;
+            if let Some(backlog) = &mut self.backlog {
+                backlog.pause.went_low(self.ids.len(), Instant::now(), dice());
+            }
         }
         low
+    }
+
+    // === the wait after congestion (DEV-3) ===
+
+    /// Exchanges may have ended: with the last one a paused session goes on.
+    pub(super) fn ended_exchanges(&mut self) {
+        if self.ids.len() == 0
+            && let Some(backlog) = &mut self.backlog
+        {
+            backlog.pause.drained(self.marks.is_writable());
+        }
+    }
+
+    /// When to look at a paused session again.
+    pub(super) fn pause_due(&self) -> Option<Instant> {
+        self.backlog.as_deref()?.pause.due()
+    }
+
+    pub(super) fn look_at_pause(&mut self) {
+        if self.pause_due().is_some()
+            && let Some(backlog) = &mut self.backlog
+        {
+            let writable = self.marks.is_writable();
+            backlog.pause.look(self.ids.len(), writable, Instant::now(), dice());
+        }
+    }
+
+    /// Whether the next message of the queue could leave now.
+    pub(super) fn takes_queued(&self) -> bool {
+        self.has_room() && self.backlog.as_deref().is_some_and(|backlog| backlog.pause.is_open())
+    }
+
+    /// Whether the queue should be read now.
+    pub(super) fn wants_page(&self) -> bool {
+        let Some(backlog) = self.backlog.as_deref() else { return false };
+        !self.closing
+            && backlog.is_behind()
+            && !backlog.pulling
+            && self.takes_queued()
+            && backlog.can_send()
+    }
+
+    /// Whether the writer has something to do.
+    pub(super) fn has_work(&self) -> bool {
+        !self.out.is_empty() || self.wants_page()
+    }
+
+    /// A further run of ids, when they run short.
+    pub(super) fn reserve_ids(&mut self) -> Option<Reservation> {
+        let backlog = self.backlog.as_deref_mut()?;
+        let first_seq = backlog.wants_ids()?;
+        // A run must not meet ids that are reserved already: near exhaustion, wait for acks.
+        let taken = backlog.reserved_left() as usize + self.ids.len();
+        if taken + usize::from(ID_RUN) > usize::from(u16::MAX) && backlog.reserved_left() > 0 {
+            return None;
+        }
+        let (first_id, count) = self.ids.allocate_run(ID_RUN)?;
+        let run = IdRun { first_seq, first_id, count };
+        backlog.reserve(run);
+        Some(Reservation { queue: backlog.queue.clone(), incarnation: backlog.incarnation, run })
     }
 
     /// Control packets pass even when the channel is full (OUT-4).
@@ -122,13 +207,20 @@ impl Channel {
         if !self.marks.is_writable() {
             return telemetry::dropped(DropReason::ChannelNotWritable, Direction::Outbound, 1);
         }
-        if !copy.delivery.qos.is_acknowledged() {
-            return count_unsent(self.send(copy, None, false));
-        }
-        if !self.delayed.is_empty() || self.credit.left() == 0 {
+        let waits = !self.delayed.is_empty() || self.credit.left() == 0;
+        if copy.delivery.qos.is_acknowledged() && waits {
             return self.delay(copy, config);
         }
-        self.send_with_new_id(copy);
+        self.send_now(copy);
+    }
+
+    /// A copy for which there is room, and credit if it needs one.
+    pub(super) fn send_now(&mut self, copy: &Outgoing<'_>) {
+        if copy.delivery.qos.is_acknowledged() {
+            self.send_with_new_id(copy);
+        } else {
+            count_unsent(self.send(copy, None, false));
+        }
     }
 
     fn send_with_new_id(&mut self, copy: &Outgoing<'_>) {
@@ -145,17 +237,15 @@ impl Channel {
     /// Takes the credit and enters the id: called for every QoS 1 or 2 PUBLISH that was queued.
     pub(super) fn book(&mut self, id: PacketId, seq: u64, delivery: Delivery) {
         let credited = self.credit.take();
-        let stage = if delivery.qos == crate::mqtt::QoS::ExactlyOnce {
-            Stage::Pubrec
-        } else {
-            Stage::Puback
-        };
+        metrics::INFLIGHT.inc();
+        let stage = if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
         let fresh = self.ids.insert(id, InFlight { seq, stage, credited });
         debug_assert!(fresh && credited, "id {id:?} was free and a credit was left");
     }
 
     fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {
         if self.delayed.len() >= config.delayed_messages {
+            metrics::FLOW_DROPS_OVERFLOW.inc();
             return telemetry::dropped(DropReason::InflightWindowExceeded, Direction::Outbound, 1);
         }
         let message = keep(copy.batch, copy.index);
@@ -165,6 +255,7 @@ impl Channel {
         let since_ms = clock::wall_ms();
         let subscription_ids = Arc::from(copy.subscription_ids);
         let delivery = copy.delivery;
+        metrics::DELAYED.inc();
         self.delayed.push_back(Delayed { message, delivery, subscription_ids, since_ms, bytes });
     }
 
@@ -172,9 +263,11 @@ impl Channel {
     pub(super) fn send_delayed(&mut self, config: &Config) {
         while self.credit.left() > 0 {
             let Some(next) = self.delayed.pop_front() else { return };
+            metrics::DELAYED.dec();
             self.left(next.bytes);
             let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
             if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
+                metrics::FLOW_DROPS_TTL.inc();
                 let reason = DropReason::InflightWindowExceeded;
                 telemetry::dropped(reason, Direction::Outbound, 1);
                 continue;
@@ -189,14 +282,18 @@ impl Channel {
         }
     }
 
-    /// Encodes one PUBLISH into the buffer. Checks size and expiry, nothing else.
+    /// Encodes one PUBLISH into the buffer. Checks size and expiry, nothing else; the repeat of a
+    /// QoS 2 message goes out whatever its expiry (QOS-08).
     pub(super) fn send(&mut self, copy: &Outgoing<'_>, id: Option<PacketId>, dup: bool) -> Sent {
         let view = copy.batch.view(copy.index);
+        let begun = dup && copy.delivery.qos == QoS::ExactlyOnce;
         let expiry_s = match copy.batch.expires_at_ms(copy.index) {
             None => None,
-            Some(at_ms) => match at_ms.checked_sub(clock::wall_ms()) {
-                None | Some(0) => return Sent::Expired,
-                Some(left_ms) => Some(u32::try_from(left_ms.div_ceil(1000)).unwrap_or(u32::MAX)),
+            Some(at_ms) => match at_ms.saturating_sub(clock::wall_ms()) {
+                0 if !begun => return Sent::Expired,
+                // MQTT-4.3.3-7: what was sent once is not expired any more. The least there is:
+                // 0 would tell the client not to use it.
+                left_ms => Some(u32::try_from(left_ms.div_ceil(1000).max(1)).unwrap_or(u32::MAX)),
             },
         };
         let v5 = self.settings.version.is_v5();
@@ -243,6 +340,11 @@ impl Channel {
         if let (Aliased::First(alias), Some(aliases)) = (aliased, &mut self.aliases) {
             aliases.remember(view.topic, alias);
         }
+        match copy.delivery.qos {
+            QoS::AtMostOnce => metrics::DELIVERED_QOS0.inc(),
+            QoS::AtLeastOnce => metrics::DELIVERED_QOS1.inc(),
+            QoS::ExactlyOnce => metrics::DELIVERED_QOS2.inc(),
+        }
         Sent::Yes
     }
 
@@ -264,10 +366,12 @@ impl Channel {
         }
     }
 
+    /// Only a new retained value makes the cursor's copy an older one.
     pub(super) fn note_live(&mut self, copy: &Outgoing<'_>) {
         let Some(guard) = &mut self.replay_guard else { return };
-        if guard.topics.len() < REPLAY_GUARD_MAX {
-            guard.topics.insert(guard.hasher.hash_one(copy.batch.view(copy.index).topic));
+        let view = copy.batch.view(copy.index);
+        if view.retain && guard.topics.len() < REPLAY_GUARD_MAX {
+            guard.topics.insert(guard.hasher.hash_one(view.topic));
         }
     }
 
@@ -280,11 +384,15 @@ impl Channel {
 
     /// Nothing more is taken; what waited in memory for credit is lost with the session.
     pub(super) fn close(&mut self) {
-        self.closing = true;
-        let lost = self.delayed.len() as u64;
-        if lost > 0 {
-            telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+        if std::mem::replace(&mut self.closing, true) {
+            return;
         }
+        let lost = self.delayed.len();
+        if lost > 0 {
+            telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost as u64);
+            metrics::DELAYED.add(-(lost as i64));
+        }
+        metrics::INFLIGHT.add(-(self.ids.len() as i64));
         self.delayed = VecDeque::new();
         self.non_writable = None;
         self.replay_guard = None;
@@ -294,6 +402,11 @@ impl Channel {
     pub(super) fn has_room(&self) -> bool {
         self.marks.is_writable() && self.credit.left() > 0 && self.delayed.is_empty()
     }
+}
+
+/// Spreads the looks at paused sessions.
+fn dice() -> u64 {
+    ahash::RandomState::new().hash_one(0_u8)
 }
 
 /// Keeps a message; a small one out of a large batch is copied out, so that it doesn't pin the

@@ -5,6 +5,7 @@
 //! offers, session controls. Never: deciding who should receive, or waiting for the read side.
 
 mod alias;
+mod answers;
 mod backlog;
 mod channel;
 mod config;
@@ -12,14 +13,20 @@ mod credit;
 mod out_buffer;
 mod outbox;
 mod packet_ids;
+mod pause;
+mod pull;
 mod subscriber;
 mod watermark;
 mod writer;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
+pub use answers::ClientAck;
 pub use config::Config;
-pub use outbox::{AckOut, ClientAck, Outbox};
+pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use writer::write;
 

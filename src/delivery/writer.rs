@@ -7,26 +7,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWrite;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Outbox;
 use super::out_buffer::OutBuffer;
-use super::outbox::Work;
+use super::pull::Work;
 use crate::storage::{BoxFuture, Page, StorageError};
 
 /// How long a closing connection may take to accept what is still buffered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Writes what the outbox holds, one vectored write for all of it, and reads the client's queue
-/// when there is room; ends when the outbox is closed and empty, or the socket fails. It never
-/// waits on the read side of its connection (invariant 10).
-pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) {
+/// when there is room; ends when the outbox is closed and empty (`true`), or the socket fails. It
+/// never waits on the read side of its connection (invariant 10).
+pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) -> bool {
     let result = run(&outbox, &mut io).await;
     outbox.close(None);
     if result.is_ok() {
         let shut = poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx));
         // Whether the peer takes the FIN in time or not, the socket goes now.
-        drop(Box::pin(tokio::time::timeout(CLOSE_TIMEOUT, shut)).await);
+        drop(Box::pin(timeout(CLOSE_TIMEOUT, shut)).await);
     }
+    result.is_ok()
 }
 
 type Pull = BoxFuture<'static, Result<Page, StorageError>>;
@@ -44,8 +46,8 @@ async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Re
                 }));
             }
             Work::Shut => return Ok(()),
-            Work::Wait if pull.is_none() => outbox.writer.notified().await,
-            Work::Wait => {}
+            Work::Wait(until) if pull.is_none() => woken(outbox, until).await,
+            Work::Wait(_) => {}
         }
         if let Some(reading) = pull.as_mut() {
             // What comes first: the page, or something to write meanwhile.
@@ -60,18 +62,31 @@ async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Re
     }
 }
 
+/// Waits for something to do, or for the next look at a paused session.
+async fn woken(outbox: &Outbox, until: Option<Instant>) {
+    let woken = outbox.writer.notified();
+    match until {
+        None => woken.await,
+        // Woken or due: what there is to do is found out next.
+        Some(until) => drop(Box::pin(timeout_at(until, woken)).await),
+    }
+}
+
 async fn write_all(
     outbox: &Arc<Outbox>,
     io: &mut (impl AsyncWrite + Unpin),
     mut buffer: OutBuffer,
 ) -> io::Result<()> {
+    // However slowly the peer takes what is left, a closing connection ends.
+    let mut end = None;
     while !buffer.is_empty() {
         let write = poll_fn(|cx| {
             let (slices, count) = buffer.slices();
             Pin::new(&mut *io).poll_write_vectored(cx, &slices[..count])
         });
         let written = if outbox.is_closing() {
-            Box::pin(tokio::time::timeout(CLOSE_TIMEOUT, write)).await??
+            let end = *end.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
+            Box::pin(timeout_at(end, write)).await??
         } else {
             // A stuck socket must not keep a closed connection: a close wakes this task.
             tokio::select! {

@@ -12,7 +12,7 @@ use super::retained_table::RetainedTable;
 use super::runs::{Copy, Runs};
 use super::subscriptions::{Entry, Inner, Subscriptions};
 use super::{Pick, Standing, Subscriber, Turn};
-use crate::delivery::{Outbox, Outgoing, SlotId, SlotView, Slots};
+use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{
     Appended, Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, MessageRef, Position,
@@ -31,6 +31,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Everything below the last commit was dispatched by an earlier run.
+    pub fn behind(committed: Position) -> Self {
+        Self { offset: AtomicU64::new(committed.offset), moved: Notify::new() }
+    }
+
     /// Waits until everything below `offset` was dispatched. Cancel safe: yes.
     pub async fn reached(&self, offset: u64) {
         loop {
@@ -52,6 +57,14 @@ impl Progress {
         self.offset.store(to.offset, Ordering::Release);
         self.moved.notify_waiters();
     }
+}
+
+/// Copies on their way into one queue, and then to whoever reads it.
+struct Queued {
+    append: QueueAppend,
+    slot: Option<Arc<Slot>>,
+    /// By way of a subscription; else copies of a retained cursor.
+    live: bool,
 }
 
 /// What a dispatcher works with.
@@ -145,6 +158,7 @@ impl Parts {
     ) {
         let view = batch.view(place.1);
         let before = runs.copies();
+        let mut nobody = false;
         let mut plain = std::mem::take(&mut runs.plain);
         let mut picked = std::mem::take(&mut runs.picked);
         inner.index.matches(
@@ -162,6 +176,7 @@ impl Parts {
                         picked.push((member.key, member.entry));
                     }
                     Pick::Nobody => {
+                        nobody = true;
                         let reason = DropReason::NoSubscribers;
                         telemetry::dropped(reason, Direction::Outbound, 1);
                     }
@@ -179,7 +194,8 @@ impl Parts {
             runs.add(slot, Copy::new(place, &view, &entry.options).of_group());
         }
         (runs.plain, runs.picked) = (plain, picked);
-        if runs.copies() == before {
+        // A group's copy that nobody could take is counted already.
+        if runs.copies() == before && !nobody {
             telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
         }
     }
@@ -216,7 +232,7 @@ impl Parts {
                 if !entries.is_empty() {
                     let queue = QueueKey::Client(slot.client_id().clone());
                     let append = QueueAppend { queue, incarnation, entries };
-                    queued.push((append, outbox.clone()));
+                    queued.push(Queued { append, slot: Some(Arc::clone(&slot)), live: true });
                 }
             }
             let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
@@ -235,10 +251,10 @@ impl Parts {
         }
     }
 
-    async fn enqueue(&self, queued: Vec<(QueueAppend, Option<Arc<Outbox>>)>) {
-        let (appends, outboxes): (Vec<_>, Vec<_>) = queued.into_iter().unzip();
+    async fn enqueue(&self, queued: Vec<Queued>) {
         let appended = loop {
-            match self.queues.append(appends.clone()).await {
+            let appends = queued.iter().map(|one| one.append.clone()).collect();
+            match self.queues.append(appends).await {
                 Ok(appended) => break appended,
                 Err(error) => {
                     tracing::warn!(%error, "device queues refuse; trying again");
@@ -246,12 +262,20 @@ impl Parts {
                 }
             }
         };
-        for ((append, outbox), appended) in appends.iter().zip(&outboxes).zip(appended) {
+        for (Queued { append, slot, live }, appended) in queued.iter().zip(appended) {
             metrics::DEVICE_TOTAL.add(append.entries.len() as u64);
-            let Appended::Taken { first_seq, skipped } = appended else { continue };
+            let Appended::Taken { first_seq, skipped } = appended else {
+                // The session ended between the match and here.
+                let lost = append.entries.len() as u64;
+                telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                continue;
+            };
             metrics::DEVICE_SUCCESSFUL.add((append.entries.len() - skipped) as u64);
-            if let Some(outbox) = outbox {
-                outbox.offer_queued(append.incarnation, first_seq, &append.entries[skipped..]);
+            // Looked up behind the append: a connection that attaches meanwhile either is told
+            // here, or reads its queue later than this.
+            if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {
+                let fresh = &append.entries[skipped..];
+                outbox.offer_queued(append.incarnation, first_seq, fresh, *live);
             }
         }
     }
@@ -275,7 +299,7 @@ impl Parts {
 
     /// Retained copies for persistent sessions come by way of the log. One is skipped when a
     /// newer value was stored before it: the subscriber got that one live (OUT-2).
-    fn direct_copies(&self, batch: &LogBatch) -> Vec<(QueueAppend, Option<Arc<Outbox>>)> {
+    fn direct_copies(&self, batch: &LogBatch) -> Vec<Queued> {
         let mut queued = Vec::new();
         for (position, log_item) in &batch.items {
             let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
@@ -299,13 +323,12 @@ impl Parts {
                     subscription_ids: Arc::clone(&copy.subscription_ids),
                 });
             }
-            let outbox = match to {
+            let slot = match to {
                 QueueKey::Client(id) => self.slots.by_client(id.as_str()),
                 QueueKey::Group(_) => None,
             };
-            let outbox = outbox.and_then(|slot| slot.view().outbox);
             let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
-            queued.push((append, outbox));
+            queued.push(Queued { append, slot, live: false });
         }
         queued
     }

@@ -149,22 +149,29 @@ impl<V> Retained<V> {
         kept.lives(now_ms).then_some(&kept.value)
     }
 
+    /// Bytes of a topic and its value, expired or not.
+    pub fn bytes_of(&self, topic: &str) -> Option<u64> {
+        self.by_key.get(key_of(topic).as_str()).map(|kept| kept.bytes)
+    }
+
     /// When the next value expires.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.due.first().map(|(due, _)| *due)
     }
 
     /// Takes out up to `max` values that have expired, earliest first, and returns their topics.
-    pub fn expire(&mut self, now_ms: u64, max: usize) -> Vec<String> {
-        let mut topics = Vec::new();
-        while topics.len() < max && self.next_due_ms().is_some_and(|due| due <= now_ms) {
-            let Some((_, key)) = self.due.pop_first() else { break };
+    pub fn expire(&mut self, now_ms: u64, max: usize, stays: impl Fn(&str) -> bool) -> Vec<String> {
+        let due = self.due.iter().take_while(|(due, _)| *due <= now_ms);
+        let due = due.map(|(due, key)| (*due, Arc::clone(key), topic_of(key)));
+        let due: Vec<_> = due.filter(|(_, _, topic)| !stays(topic)).take(max).collect();
+        let remove = |(due, key, topic): (u64, Arc<str>, String)| {
             if let Some(kept) = self.by_key.remove(&key) {
                 self.bytes -= kept.bytes;
             }
-            topics.push(topic_of(&key));
-        }
-        topics
+            self.due.remove(&(due, key));
+            topic
+        };
+        due.into_iter().map(remove).collect()
     }
 
     /// Visits up to `max` values (at least one) whose topics match a plain filter, in key order,

@@ -1,9 +1,10 @@
 //! The retained messages in force, as a follower of their table.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::retained::{Cursor, Retained};
 use crate::storage::{Batch, Follower, MessageRef, Position, Row, StorageError, Table};
@@ -20,13 +21,59 @@ const EXPIRE_PAGE: usize = 1024;
 #[derive(Debug)]
 pub struct RetainedTable {
     inner: RwLock<Retained<MessageRef>>,
+    coming: Mutex<Coming>,
+    /// A retained publish and its row stand in the log with nothing between them that a replay
+    /// put there: whoever finds the publish below its own record finds the row there, too.
+    order: RwLock<()>,
     max_count: Option<u64>,
     max_bytes: Option<u64>,
 }
 
+/// Values that were admitted and are not in force yet. They count for the caps, and an expiry
+/// must not delete them. Bounded by what publishers may have open.
+#[derive(Debug, Default)]
+struct Coming {
+    topics: HashMap<Box<str>, Awaited, ahash::RandomState>,
+    /// Topics without a value in force.
+    fresh: u64,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Awaited {
+    values: u32,
+    /// The largest of them: each replaces the one before.
+    bytes: u64,
+    fresh: bool,
+}
+
+impl Coming {
+    fn add(&mut self, topic: &str, bytes: u64, fresh: bool) {
+        let awaited = self.topics.entry(topic.into());
+        let awaited = awaited.or_insert_with(|| {
+            self.fresh += u64::from(fresh);
+            Awaited { values: 0, bytes: 0, fresh }
+        });
+        awaited.values += 1;
+        self.bytes += bytes.saturating_sub(awaited.bytes);
+        awaited.bytes = awaited.bytes.max(bytes);
+    }
+
+    fn remove(&mut self, topic: &str) {
+        let Some(awaited) = self.topics.get_mut(topic) else { return };
+        awaited.values -= 1;
+        if awaited.values == 0 {
+            self.bytes -= awaited.bytes;
+            self.fresh -= u64::from(awaited.fresh);
+            self.topics.remove(topic);
+        }
+    }
+}
+
 impl RetainedTable {
     pub fn new(max_count: Option<u64>, max_bytes: Option<u64>) -> Self {
-        Self { inner: RwLock::default(), max_count, max_bytes }
+        let (inner, coming, order) = Default::default();
+        Self { inner, coming, order, max_count, max_bytes }
     }
 
     /// The row that sets, or with an empty payload deletes, the retained message of a topic
@@ -45,17 +92,42 @@ impl RetainedTable {
         Row { table: Table::Retained, key, value }
     }
 
-    /// Whether a retained message of this size may be kept.
-    pub fn has_room(&self, topic: &str, bytes: usize) -> bool {
-        if self.max_count.is_none() && self.max_bytes.is_none() {
-            return true;
-        }
+    /// Admits a value of this size, if the caps allow it. It is to be stored, or to be taken back
+    /// by [`Self::abandon`].
+    pub fn admit(&self, topic: &str, bytes: usize) -> bool {
         let inner = self.inner.read();
-        let known = inner.get(topic, 0).is_some();
-        let count = inner.len() as u64 + u64::from(!known);
-        let total = inner.bytes() + (topic.len() + bytes) as u64;
-        self.max_count.is_none_or(|max| count <= max)
-            && self.max_bytes.is_none_or(|max| total <= max)
+        let mut coming = self.coming.lock();
+        let known = inner.bytes_of(topic);
+        let fresh = known.is_none() && !coming.topics.contains_key(topic);
+        let count = inner.len() as u64 + coming.fresh;
+        if fresh && self.max_count.is_some_and(|max| count >= max) {
+            return false;
+        }
+        let (bytes, old) = ((topic.len() + bytes) as u64, known.unwrap_or(0));
+        let total = (inner.bytes() + coming.bytes).saturating_sub(old) + bytes;
+        // A smaller value for a known topic is always taken: it only makes room.
+        if bytes > old && self.max_bytes.is_some_and(|max| total > max) {
+            return false;
+        }
+        coming.add(topic, bytes, fresh);
+        true
+    }
+
+    /// An admitted value will not come: its publish was not stored.
+    pub fn abandon(&self, topic: &str) {
+        self.coming.lock().remove(topic);
+    }
+
+    /// Hands a retained publish and its row to the log, one behind the other.
+    pub fn together<T>(&self, enter: impl FnOnce() -> T) -> T {
+        let _order = self.order.read();
+        enter()
+    }
+
+    /// Hands to the log what must not stand between a retained publish and its row.
+    pub fn apart<T>(&self, enter: impl FnOnce() -> T) -> T {
+        let _order = self.order.write();
+        enter()
     }
 
     pub fn load(&self, value: &[u8]) -> Result<(), StorageError> {
@@ -71,6 +143,7 @@ impl RetainedTable {
         // No limits are set on the store itself: they are checked before a publish is stored.
         let kept = inner.set(view.topic, message.clone(), bytes, message.expires_at_ms());
         debug_assert!(kept.is_ok(), "the store has no limits of its own");
+        self.coming.lock().remove(view.topic);
         tell(&inner);
     }
 
@@ -98,10 +171,15 @@ impl RetainedTable {
         self.len() == 0
     }
 
-    /// Takes out what has expired, and returns the tombstones to be stored.
+    /// Takes out what has expired, and returns the tombstones, to be handed to the log by the
+    /// same call of [`Self::apart`]. A topic whose next value is on its way stays: the tombstone
+    /// would stand behind that value.
     pub fn expire(&self) -> Vec<Row> {
         let mut inner = self.inner.write();
-        let topics = inner.expire(clock::wall_ms(), EXPIRE_PAGE);
+        let coming = self.coming.lock();
+        let stays = |topic: &str| coming.topics.contains_key(topic);
+        let topics = inner.expire(clock::wall_ms(), EXPIRE_PAGE, stays);
+        drop(coming);
         tell(&inner);
         drop(inner);
         let row = |topic: String| Row {

@@ -66,12 +66,11 @@ impl Subscriptions {
         self.len() == 0
     }
 
-    /// Takes up a stored row at start.
-    pub fn load(&self, position: Position, key: &[u8], value: &[u8]) -> Result<(), StorageError> {
+    /// Takes up a stored row at start; `false`: its session is gone.
+    pub fn load(&self, position: Position, key: &[u8], value: &[u8]) -> Result<bool, StorageError> {
         let (client_id, filter) = SubscriptionRow::parse_key(key)?;
         let row = SubscriptionRow::decode(value)?;
-        self.put(position, &client_id, filter, &row);
-        Ok(())
+        Ok(self.put(position, &client_id, filter, &row))
     }
 
     fn put(
@@ -80,11 +79,11 @@ impl Subscriptions {
         client_id: &ClientId,
         filter: TopicFilter,
         row: &SubscriptionRow,
-    ) {
+    ) -> bool {
         // A row of a session that is gone, or of an earlier one of the same id, is not in force.
-        let Some(slot) = self.slots.by_client(client_id.as_str()) else { return };
+        let Some(slot) = self.slots.by_client(client_id.as_str()) else { return false };
         if slot.view().incarnation != row.incarnation {
-            return;
+            return false;
         }
         let since = row.since.unwrap_or(position.offset);
         let entry = Entry { since, options: row.options };
@@ -95,6 +94,7 @@ impl Subscriptions {
             filters.push(filter);
         }
         inner.tell();
+        true
     }
 
     fn delete(&self, client_id: &ClientId, filter: &TopicFilter) {
@@ -140,7 +140,9 @@ impl Follower for Subscriptions {
             Ok((client_id, filter, value))
         });
         match parsed {
-            Ok((client_id, filter, Some(value))) => self.put(position, &client_id, filter, &value),
+            Ok((client_id, filter, Some(value))) => {
+                self.put(position, &client_id, filter, &value);
+            }
             Ok((client_id, filter, None)) => self.delete(&client_id, &filter),
             Err(error) => tracing::error!(%error, "a subscription row was not understood"),
         }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::conn::{Conn, End};
 use super::context::Context;
-use super::inbound::OpenIds;
+use super::inbound::Exchanges;
 use super::lifecycle;
 use super::registry::{Locked, Session};
 use super::rows::WillRow;
@@ -24,7 +23,7 @@ pub(super) struct Ask {
     pub(super) clean_start: bool,
     pub(super) expiry_s: u32,
     pub(super) keep_alive_s: u16,
-    pub(super) will: Option<WillRow>,
+    pub(super) will: Option<Box<WillRow>>,
     pub(super) settings: Settings,
 }
 
@@ -32,9 +31,11 @@ pub(super) struct Ask {
 pub(super) struct Claimed {
     pub(super) conn: Arc<Conn>,
     pub(super) publisher: Arc<Publisher>,
-    pub(super) open_ids: Arc<Mutex<OpenIds>>,
-    /// The session outlives its connection.
+    pub(super) open_ids: Arc<Exchanges>,
+    /// The session has a queue: it outlives its connection, or did outlive the one before.
     pub(super) persistent: bool,
+    /// Session Expiry Interval of the CONNECT.
+    pub(super) expiry_s: u32,
 }
 
 /// Makes the connection the owner of its client id. The claim is durable before the old owner is
@@ -58,7 +59,8 @@ pub(super) async fn claim(
     let kept = locked.session().as_ref().filter(|_| resumes);
     let incarnation = kept.map_or(epoch, |session| session.incarnation);
     let open_ids = kept.map(|session| Arc::clone(&session.open_ids)).unwrap_or_default();
-    let persistent = ask.expiry_s > 0;
+    // A resumed session is owed what waits for it, also on a connection with which it ends.
+    let persistent = ask.expiry_s > 0 || resumes;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
     let conn = Conn::new(ask.client_id.clone(), epoch, Arc::clone(&outbox), ask.keep_alive_s);
@@ -72,9 +74,19 @@ pub(super) async fn claim(
         offline_since_ms: None,
         will: ask.will.clone(),
         open_ids: Arc::clone(&open_ids),
+        timer_ms: None,
         stored: persistent || ask.will.is_some(),
     };
-    store(context, &mut locked, &ask, &session, resumes, deadline).await?;
+    let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
+    if let Some((earlier, _)) = &earlier {
+        earlier.own(epoch);
+    }
+    open_ids.own(epoch);
+    let stored = store(context, &mut locked, &ask, &session, resumes, deadline).await;
+    if let (Err(_), Some((earlier, epoch))) = (&stored, &earlier) {
+        earlier.own(*epoch);
+    }
+    stored?;
     let old = locked.session().replace(session);
     displace(context, &ask.client_id, old, resumes, now_ms);
     if ask.will.is_some() {
@@ -96,7 +108,7 @@ pub(super) async fn claim(
     }
     drop(locked);
     let publisher = Arc::new(Publisher { client_id: ask.client_id, incarnation, epoch });
-    Ok(Claimed { conn, publisher, open_ids, persistent })
+    Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
 }
 
 fn over_limit(context: &Context) -> bool {
@@ -155,13 +167,14 @@ async fn store(
 
 /// Cuts the connection before this one, and deals with the Will and the session it leaves.
 fn displace(
-    context: &Arc<Context>,
+    context: &Context,
     client_id: &ClientId,
     old: Option<Session>,
     resumes: bool,
     now_ms: u64,
 ) {
     let Some(mut old) = old else { return };
+    context.timers.set(&mut old.timer_ms, None, client_id);
     let was_live = old.live.take().is_some_and(|live| {
         let is_v5 = old.version.is_v5();
         let disconnect = Packet::Disconnect(Disconnect::new(ReasonCode::SessionTakenOver));
@@ -174,12 +187,14 @@ fn displace(
         metrics::TAKEOVERS.inc();
         true
     });
-    // The Will goes out when its connection was cut here and it has no delay, or when its session
-    // ends; a client that comes back in time cancels it (MQTT-3.1.3-9), and so does one that comes
-    // back after this node was away (then its off-line time lies ahead).
+    // The Will goes out when its connection was cut here and it has no delay, when its delay is
+    // over, or when its session ends; a client that comes back in time cancels it (MQTT-3.1.3-9),
+    // and so does one that comes back after this node was away (then its off-line time lies
+    // ahead).
     let delayed = old.will.as_ref().is_some_and(|will| will.delay_s > 0);
     let in_grace = old.offline_since_ms.is_some_and(|since_ms| since_ms > now_ms);
-    let fires = if was_live { !delayed || !resumes } else { !resumes && !in_grace };
+    let over = old.will_due_ms().is_some_and(|due_ms| due_ms <= now_ms);
+    let fires = if was_live { !delayed || !resumes } else { over || !resumes && !in_grace };
     if fires {
         lifecycle::fire_will(context, client_id, &mut old);
     } else if old.will.is_some() {

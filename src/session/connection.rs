@@ -6,31 +6,29 @@
 //! read-ahead, the log's lag or the control lane asks for it → read …
 //! ```
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::time::{Duration, timeout};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::claim::Claimed;
 use super::conn::{Conn, End};
-use super::context::Context;
-use super::handshake::{self, Refusal};
+use super::context::{Context, Serving};
+use super::edges::{LAST_WORDS, first_packet, linger, say_last};
+use super::handshake;
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
+use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
-use crate::codec::{
-    self, AckKind, Connect, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
-};
+use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe};
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
 use crate::telemetry::{metrics, task};
 
-/// How long a refused or faulty peer may take to accept its last packet.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
     "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
 );
@@ -79,93 +77,30 @@ where
         }
     };
     let version = connect.version;
+    let serving = Serving::of(&context);
     let claimed = match handshake::connect(&context, connect, max_bytes).await {
         Ok(claimed) => claimed,
         Err(refusal) => {
             metrics::CONNECTION_REFUSED.inc();
+            drop(serving);
             say_last(&mut read, &mut write, Some(refusal)).await;
             return None;
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
     metrics::CONNECTED_SESSIONS.inc();
-    let outbox = Arc::clone(&claimed.conn.outbox);
-    task::spawn("writer", delivery::write(outbox, write));
-    Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer)), read))
+    let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
+    let held = Held { serving, writer };
+    Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
 }
 
-/// Reads the CONNECT. `None` in the error: nothing is answered.
-async fn first_packet(
-    buffer: &mut ReadBuffer,
-    read: &mut (impl AsyncRead + Unpin),
-    max_bytes: u32,
-) -> Result<Box<Connect>, Option<Refusal>> {
-    let mut needed = 0;
-    loop {
-        let unread = buffer.unread();
-        let fault = |error: DecodeError| refusal_of(unread, error);
-        if let Some(frame) =
-            codec::frame_length(unread, None, Peer::Client, max_bytes).map_err(fault)?
-        {
-            needed = frame.total;
-            if unread.len() >= needed {
-                let packet = codec::decode(&unread[..needed], None, Peer::Client).map_err(fault)?;
-                let Packet::Connect(connect) = packet else { return Err(None) };
-                buffer.consume(needed);
-                return Ok(connect);
-            }
-        }
-        if buffer.fill(read, needed).await.map_err(|_| None)? == 0 {
-            return Err(None);
-        }
+/// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
+/// may keep its side open. A socket that fails is found out by the reader, behind what it still
+/// holds, such as a DISCONNECT.
+async fn write_side(conn: Arc<Conn>, write: impl AsyncWrite + Unpin) {
+    if delivery::write(Arc::clone(&conn.outbox), write).await {
+        conn.end(End::Closed);
     }
-}
-
-/// What a bad CONNECT is answered: v5 a CONNACK with the reason, v3.x one only where it has a
-/// return code for it, everything that is no CONNECT nothing at all.
-fn refusal_of(frame: &[u8], error: DecodeError) -> Option<Refusal> {
-    tracing::debug!(%error, "CONNECT refused");
-    let level = codec::connect_level(frame)?;
-    let reason = match error.connack_v3 {
-        None if level < 5 => return None,
-        Some(1) => ReasonCode::UnsupportedProtocolVersion,
-        Some(2) => ReasonCode::ClientIdentifierNotValid,
-        Some(_) | None => error.reason,
-    };
-    let version = if level >= 5 { ProtocolVersion::V5 } else { ProtocolVersion::V311 };
-    Some(Refusal { version, reason, maximum_packet_size: None })
-}
-
-/// Sends the CONNACK of a refusal and ends.
-async fn say_last(
-    read: &mut (impl AsyncRead + Unpin),
-    write: &mut (impl AsyncWrite + Unpin),
-    refusal: Option<Refusal>,
-) {
-    let Some(refusal) = refusal else { return };
-    let bytes = handshake::refusal_bytes(refusal);
-    let say = async {
-        write.write_all(&bytes).await?;
-        write.shutdown().await
-    };
-    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) {
-        linger(read).await;
-    }
-}
-
-/// Reads away what the peer still sends, so that closing does not throw our last packet away with
-/// it. Bounded in time and bytes.
-async fn linger(read: &mut (impl AsyncRead + Unpin)) {
-    let mut buffer = ReadBuffer::default();
-    let drain = async {
-        for _ in 0..16 {
-            match buffer.fill(read, 0).await {
-                Ok(read) if read > 0 => buffer.consume(read),
-                Ok(_) | Err(_) => return,
-            }
-        }
-    };
-    drop(timeout(LAST_WORDS, drain).await);
 }
 
 /// What stops the decoding of a read.
@@ -192,12 +127,21 @@ struct SessionTask {
     max_bytes: u32,
     incarnation: u64,
     persistent: bool,
+    /// Session Expiry Interval of the CONNECT.
+    expiry_s: u32,
     buffer: ReadBuffer,
     /// Length of the frame at hand, if known.
     needed: usize,
     inbound: Inbound,
     /// Acknowledgements of this read.
     acks: Vec<ClientAck>,
+    held: Held,
+}
+
+/// What a stop waits for, and what a connection's end waits for.
+struct Held {
+    serving: Serving,
+    writer: JoinHandle<()>,
 }
 
 impl SessionTask {
@@ -207,11 +151,13 @@ impl SessionTask {
         version: ProtocolVersion,
         max_bytes: u32,
         buffer: ReadBuffer,
+        held: Held,
     ) -> Self {
-        let Claimed { conn, publisher, open_ids, persistent } = claimed;
+        let Claimed { conn, publisher, open_ids, persistent, expiry_s } = claimed;
         let is_v5 = version.is_v5();
         let budget = Arc::clone(&context.budget);
-        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget);
+        let retained = Arc::clone(&context.retained);
+        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget, retained);
         let incarnation = publisher.incarnation;
         let inbound = Inbound::new(Arc::clone(&context), publisher, window, is_v5);
         let (needed, acks) = (0, Vec::new());
@@ -222,10 +168,12 @@ impl SessionTask {
             max_bytes,
             incarnation,
             persistent,
+            expiry_s,
             buffer,
             needed,
             inbound,
             acks,
+            held,
         }
     }
 
@@ -258,9 +206,13 @@ impl SessionTask {
             self.conn.outbox.acknowledge(&self.acks);
             self.acks.clear();
         }
-        match step {
-            Step::Read if self.inbound.try_flush() && !self.must_hold() => Next::Read,
-            step => Next::Slow(Box::new(step)),
+        if !matches!(step, Step::Read) {
+            return Next::Slow(Box::new(step));
+        }
+        match self.inbound.try_flush() {
+            Ok(true) if !self.must_hold() => Next::Read,
+            Ok(_) => Next::Slow(Box::new(step)),
+            Err(end) => Next::Slow(Box::new(Step::End(end))),
         }
     }
 
@@ -268,7 +220,7 @@ impl SessionTask {
     async fn slow(&mut self, step: Step) -> Result<(), End> {
         tokio::select! {
             biased;
-            () = self.inbound.flush() => {}
+            flushed = self.inbound.flush() => flushed?,
             end = self.conn.ended() => return Err(end),
         }
         match step {
@@ -289,8 +241,9 @@ impl SessionTask {
     /// Decodes whole packets until there are no more, or one that has to be waited for.
     fn decode(&mut self) -> Result<Step, DecodeError> {
         let mut heard = false;
+        self.inbound.look();
         let step = loop {
-            if self.inbound.is_full() || self.inbound.batch_is_full() {
+            if self.inbound.batch_fills_read_ahead() || self.inbound.batch_is_full() {
                 break Step::Flush;
             }
             let unread = self.buffer.unread();
@@ -342,7 +295,7 @@ impl SessionTask {
     }
 
     /// Whether the socket must not be read for now.
-    fn must_hold(&self) -> bool {
+    fn must_hold(&mut self) -> bool {
         self.inbound.is_full() || self.context.is_lagging() || self.lane_is_full()
     }
 
@@ -369,13 +322,14 @@ impl SessionTask {
         let append_timeout = self.context.config.append_timeout;
         while self.must_hold() {
             let window = Arc::clone(self.inbound.window());
+            let full = self.inbound.is_full();
             tokio::select! {
                 biased;
                 end = self.conn.ended() => return Some(end),
-                () = window.progress(), if self.inbound.is_full() => {}
+                () = window.progress(), if full => {}
                 () = self.context.caught_up(), if self.context.is_lagging() => {}
                 () = self.conn.outbox.drained_to(self.lane()), if self.lane_is_full() => {}
-                () = tokio::time::sleep(append_timeout), if self.inbound.is_full() => {
+                () = tokio::time::sleep(append_timeout), if full => {
                     // IN-7: nobody knows whether what is open will be stored.
                     let stuck = window.oldest().is_some_and(|at| at.elapsed() >= append_timeout);
                     if stuck {
@@ -398,19 +352,15 @@ impl SessionTask {
     }
 
     async fn subscribe(&self, packet: Subscribe) -> Result<(), End> {
-        let subscriber = self.subscriber();
-        let wanted = tokio::select! {
-            biased;
-            wanted = subscriber.subscribe(packet) => wanted.map_err(End::Fault)?,
-            end = self.conn.ended() => return Err(end),
-        };
-        if !wanted.is_empty() {
+        let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
+        let owed = self.subscriber().subscribe(packet).await.map_err(End::Fault)?;
+        if let Some(owed) = owed {
             let replay = Replay {
                 context: Arc::clone(&self.context),
                 conn: Arc::clone(&self.conn),
                 incarnation: self.incarnation,
                 persistent: self.persistent,
-                wanted: VecDeque::from(wanted),
+                owed,
             };
             task::spawn("retained replay", replay.run());
         }
@@ -418,17 +368,22 @@ impl SessionTask {
     }
 
     async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), End> {
-        let subscriber = self.subscriber();
-        tokio::select! {
-            biased;
-            done = subscriber.unsubscribe(packet) => done.map_err(End::Fault),
-            end = self.conn.ended() => Err(end),
-        }
+        let Some(_turn) = self.turn().await else { return Err(End::TakenOver) };
+        self.subscriber().unsubscribe(packet).await.map_err(End::Fault)
+    }
+
+    /// The session's gate while its subscriptions change: a row of this connection never comes
+    /// behind a newer connection's claim, and the end of a session meets none on its way. Held no
+    /// longer than one append may take. `None`: the session has a newer connection.
+    async fn turn(&self) -> Option<Locked<'_>> {
+        let locked = self.context.registry.lock(&self.conn.client_id).await;
+        locked.is_live(&self.conn).then_some(locked)
     }
 
     /// Ends the connection: tells the client, then the session.
-    async fn finish(self: Box<Self>, mut read: impl AsyncRead + Unpin, end: End) {
+    async fn finish(mut self: Box<Self>, mut read: impl AsyncRead + Unpin, end: End) {
         let end = self.checked(end);
+        self.inbound.abandon();
         match end {
             End::Fault(error) => {
                 metrics::CONNECTION_ERROR.inc();
@@ -449,6 +404,10 @@ impl SessionTask {
         self.conn.outbox.close(last.as_ref());
         self.conn.end(end);
         lifecycle::disconnected(&self.context, &self.conn, end).await;
+        // A peer that takes nothing is the writer's to give up.
+        let Held { serving, writer } = self.held;
+        drop(timeout(LAST_WORDS, writer).await);
+        drop(serving);
         if end.reason().is_some() {
             linger(&mut read).await;
         }
@@ -458,7 +417,7 @@ impl SessionTask {
     fn checked(&self, end: End) -> End {
         match end {
             End::Goodbye(Some(expiry_s)) | End::GoodbyeWithWill(Some(expiry_s))
-                if expiry_s > 0 && !self.persistent =>
+                if expiry_s > 0 && self.expiry_s == 0 =>
             {
                 End::Fault(SECOND_EXPIRY)
             }

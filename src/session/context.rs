@@ -1,7 +1,7 @@
 //! What every session works with: the handles, and nothing of any one client.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -47,6 +47,8 @@ pub(super) struct Context {
     lagging: AtomicBool,
     caught_up: Notify,
     stopping: AtomicBool,
+    /// Connections from their claim until all that they leave is written.
+    serving: AtomicUsize,
     /// What the last look at the log said, so that a change is logged once.
     pub(super) trouble: Mutex<Option<String>>,
 }
@@ -76,6 +78,7 @@ impl Context {
             lagging: AtomicBool::new(false),
             caught_up: Notify::new(),
             stopping: AtomicBool::new(false),
+            serving: AtomicUsize::new(0),
             trouble: Mutex::new(None),
             handles,
         })
@@ -136,5 +139,25 @@ impl Context {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn serving(&self) -> usize {
+        self.serving.load(Ordering::Acquire)
+    }
+}
+
+/// Counts a connection that a stop has to wait for: its rows, its Will, its last packet.
+pub(super) struct Serving(Arc<Context>);
+
+impl Serving {
+    pub(super) fn of(context: &Arc<Context>) -> Self {
+        context.serving.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(context))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.serving.fetch_sub(1, Ordering::AcqRel);
     }
 }

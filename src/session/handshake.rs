@@ -44,7 +44,7 @@ pub(super) async fn connect(
         response_information: response_information(context, &connect),
         ..ConnackProperties::default()
     };
-    let will = connect.will.take().map(WillRow::new);
+    let will = connect.will.take().map(|will| Box::new(WillRow::new(will)));
     let ask = Ask {
         client_id,
         clean_start: connect.clean_start,
@@ -66,7 +66,8 @@ pub(super) async fn connect(
 /// What the codec can't know: limits of this node, and its state.
 fn check(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
     if context.is_stopping() {
-        return Err(ReasonCode::ServerShuttingDown);
+        // CONNACK has no word for a shutdown (MQTT 5 table 3-1).
+        return Err(ReasonCode::ServerUnavailable);
     }
     let v31 = connect.version == ProtocolVersion::V31;
     if v31 && connect.client_id.chars().count() > context.config.v31_max_client_id_chars {

@@ -1,23 +1,20 @@
 //! How sessions go off-line, end, and leave their Wills.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
 use super::rows::{self, NEVER, SessionRow, WillRow};
-use super::settle::{self, Settled, Unwatched};
+use super::settle::Unwatched;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
-use crate::routing::rows::SubscriptionRow;
-use crate::storage::{
-    AppendOutcome, BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
-};
-use crate::telemetry::{clock, metrics, task};
+use crate::routing::SubscriptionRow;
+use crate::storage::{BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table};
+use crate::telemetry::{clock, metrics};
 
-/// How long to wait before a Will that could not be stored is tried again.
-const WILL_RETRY: Duration = Duration::from_millis(500);
+/// Rows in one put at the start.
+const MENDED_AT_ONCE: usize = 1000;
 
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
 pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
@@ -37,9 +34,9 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
             if session.will.take().is_some() {
                 metrics::LAST_WILL_CLIENTS.dec();
             }
-            adopt_expiry(session, expiry_s);
+            adopt_expiry(context, session, expiry_s);
         }
-        End::GoodbyeWithWill(expiry_s) => adopt_expiry(session, expiry_s),
+        End::GoodbyeWithWill(expiry_s) => adopt_expiry(context, session, expiry_s),
         End::Closed
         | End::Fault(_)
         | End::TakenOver
@@ -50,10 +47,11 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
     look(context, &conn.client_id, &mut locked, true);
 }
 
-/// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02).
-fn adopt_expiry(session: &mut Session, expiry_s: Option<u32>) {
+/// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02), and is under
+/// the same cap.
+fn adopt_expiry(context: &Context, session: &mut Session, expiry_s: Option<u32>) {
     if let Some(expiry_s) = expiry_s {
-        session.expiry_s = expiry_s;
+        session.expiry_s = capped(context, expiry_s);
     }
 }
 
@@ -79,14 +77,14 @@ fn look(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>, c
         if session.expiry_s > 0 {
             metrics::SESSIONS_EXPIRED.inc();
         }
-        if let Some(session) = locked.session().take() {
+        if let Some(mut session) = locked.session().take() {
+            context.timers.set(&mut session.timer_ms, None, client_id);
             end(context, client_id, &session);
         }
         return;
     }
-    if let Some(due_ms) = session.due_ms() {
-        context.timers.set(due_ms, client_id.clone());
-    }
+    let due_ms = session.due_ms();
+    context.timers.set(&mut session.timer_ms, due_ms, client_id);
     if changed {
         store(context, client_id, session);
     }
@@ -126,16 +124,14 @@ pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
 }
 
 /// Publishes the session's Will, once: through the log, like any publish (IN-1, WIL-09).
-pub(super) fn fire_will(context: &Arc<Context>, client_id: &ClientId, session: &mut Session) {
+pub(super) fn fire_will(context: &Context, client_id: &ClientId, session: &mut Session) {
     let Some(will) = session.will.take() else { return };
     metrics::LAST_WILL_CLIENTS.dec();
     publish_will(context, client_id, session.incarnation, session.epoch, &will);
 }
 
-/// Nobody sends a Will again but this node: an append that fails is tried again until it is
-/// stored. The judge drops all copies but the first (WIL-01).
 fn publish_will(
-    context: &Arc<Context>,
+    context: &Context,
     client_id: &ClientId,
     incarnation: u64,
     epoch: u64,
@@ -143,38 +139,15 @@ fn publish_will(
 ) {
     let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
     let batch = will.batch(Arc::new(publisher));
-    let retained = will.retained(&batch);
-    metrics::WILLS_PUBLISHED.inc();
-    let append = move |context: &Context| {
-        let (sink, message) = settle::once();
-        context.log.append(Arc::clone(&batch), Durability::Durable, sink, 0);
-        let row = retained.clone().map(|row| {
-            let (sink, settled) = settle::once();
+    let retained = will.retained(&context.retained, &batch);
+    let sink = Arc::new(Unwatched("a Will"));
+    context.retained.together(|| {
+        context.log.append(batch, Durability::Durable, Arc::clone(&sink) as _, 0);
+        if let Some(row) = retained {
             context.tables.put(vec![row], Durability::Durable, sink, 0);
-            settled
-        });
-        (message, row)
-    };
-    let (mut message, mut row) = append(context);
-    let context = Arc::clone(context);
-    task::spawn("will", async move {
-        loop {
-            let mut stored = is_stored(&mut message).await;
-            if let Some(row) = &mut row {
-                stored &= is_stored(row).await;
-            }
-            if stored || context.is_stopping() {
-                return;
-            }
-            tracing::warn!("a Will could not be stored; trying again");
-            tokio::time::sleep(WILL_RETRY).await;
-            (message, row) = append(&context);
         }
     });
-}
-
-async fn is_stored(settled: &mut Settled) -> bool {
-    matches!(settled.outcome().await, AppendOutcome::Stored(_))
+    metrics::WILLS_PUBLISHED.inc();
 }
 
 /// Deletes all that belongs to a session that has ended: subscriptions, queue, open exchanges,
@@ -229,20 +202,21 @@ pub(super) fn forget(context: &Context, client_id: &ClientId, session: &Session)
 }
 
 /// Takes a stored session up at start. One that was connected when the process ended is off-line
-/// from now on; `grace_ms` is how long its client has to come back before its Will goes out.
+/// from now on; `grace_ms` is how long its client has to come back before its Will goes out. The
+/// row that says so is handed back.
 pub(super) fn load(
     context: &Context,
     client_id: &ClientId,
     value: &[u8],
     grace_ms: u64,
-) -> Result<(), StorageError> {
+) -> Result<Option<Row>, StorageError> {
     let row = SessionRow::decode(value)?;
     context.saw_epoch(row.epoch.max(row.incarnation));
     let slot = context.slots.ensure(client_id);
     let persistent = row.expiry_s > 0;
     slot.set(SlotView { incarnation: row.incarnation, persistent, outbox: None });
-    let offline = row.offline_since_ms.unwrap_or(clock::wall_ms() + grace_ms);
-    let session = Session {
+    let offline = row.offline_since_ms.unwrap_or_else(|| clock::wall_ms() + grace_ms);
+    let mut session = Session {
         incarnation: row.incarnation,
         epoch: row.epoch,
         version: row.version(),
@@ -251,23 +225,39 @@ pub(super) fn load(
         offline_since_ms: Some(offline),
         will: row.will,
         open_ids: Arc::default(),
+        timer_ms: None,
         stored: true,
     };
     if session.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
-    if let Some(due_ms) = session.due_ms() {
-        context.timers.set(due_ms, client_id.clone());
-    }
+    let due_ms = session.due_ms();
+    context.timers.set(&mut session.timer_ms, due_ms, client_id);
+    // From now on its time runs, however often this node is started again.
+    let cut = row.offline_since_ms.is_none().then(|| row_of(context, &session).row(client_id));
     context.registry.load(client_id.clone(), session);
-    Ok(())
+    Ok(cut)
+}
+
+/// Writes rows that loading found to be out of date; bounded pieces, nobody waits for them.
+pub(super) fn mend(context: &Context, rows: Vec<Row>) {
+    let mut rows = rows.into_iter().peekable();
+    while rows.peek().is_some() {
+        let piece = rows.by_ref().take(MENDED_AT_ONCE).collect();
+        let sink = Arc::new(Unwatched("rows of sessions that ended with the last run"));
+        context.tables.put(piece, Durability::Durable, sink, 0);
+    }
+}
+
+fn capped(context: &Context, expiry_s: u32) -> u32 {
+    expiry_s.min(context.config.max_session_expiry_secs.unwrap_or(NEVER))
 }
 
 /// The expiry interval in force: v5 as asked for, up to the cap; v3.x by its clean session flag.
 pub(super) fn expiry_in_force(context: &Context, connect: &crate::codec::Connect) -> u32 {
     if connect.version.is_v5() {
         let asked = connect.properties.session_expiry_s.unwrap_or(0);
-        return asked.min(context.config.max_session_expiry_secs.unwrap_or(NEVER));
+        return capped(context, asked);
     }
     if connect.clean_start { 0 } else { context.config.v3_session_ttl_secs.unwrap_or(NEVER) }
 }

@@ -11,6 +11,7 @@ mod config;
 mod conn;
 mod connection;
 mod context;
+mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
@@ -26,6 +27,7 @@ mod timers;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use config::{Config, TotalRate};
@@ -33,7 +35,7 @@ use context::Context;
 pub use context::Handles;
 
 use crate::mqtt::{ClientId, ReasonCode};
-use crate::storage::{StorageError, Table};
+use crate::storage::{Row, StorageError, Table};
 
 /// All sessions of this node. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -51,11 +53,11 @@ impl Sessions {
     /// `will_grace` to come back before their Wills go out.
     pub fn load(&self, will_grace: Duration) -> Result<(), StorageError> {
         let context = &self.context;
-        let mut fault = Ok(());
-        let mut note = |result: Result<(), StorageError>| {
-            if fault.is_ok() {
-                fault = result;
-            }
+        let (mut fault, mut mended) = (Ok(()), Vec::new());
+        let mut note = |result: Result<Option<Row>, StorageError>| match result {
+            Ok(row) => mended.extend(row),
+            Err(error) if fault.is_ok() => fault = Err(error),
+            Err(_) => {}
         };
         context.tables.load(Table::Sessions, &mut |_, key, value| {
             let client_id = String::from_utf8_lossy(key);
@@ -64,12 +66,17 @@ impl Sessions {
             note(lifecycle::load(context, &client_id, value, grace_ms));
         })?;
         context.tables.load(Table::Subscriptions, &mut |position, key, value| {
-            note(context.subscriptions.load(position, key, value));
+            let in_force = context.subscriptions.load(position, key, value);
+            // Left behind by a session that ended while the row was on its way.
+            let key = Bytes::copy_from_slice(key);
+            let stale = Row { table: Table::Subscriptions, key, value: None };
+            note(in_force.map(|in_force| (!in_force).then_some(stale)));
         })?;
         context.tables.load(Table::Retained, &mut |_, _, value| {
-            note(context.retained.load(value));
+            note(context.retained.load(value).map(|()| None));
         })?;
         fault?;
+        lifecycle::mend(context, mended);
         context.tables.follow(Table::Subscriptions, Arc::clone(&context.subscriptions) as _);
         context.tables.follow(Table::Retained, Arc::clone(&context.retained) as _);
         Ok(())
@@ -85,8 +92,7 @@ impl Sessions {
             };
             if session.incarnation == incarnation {
                 let mut open = session.open_ids.lock();
-                // The message is in the log; whether its retained row is, nobody knows.
-                ids.into_iter().for_each(|id| open.set(id, inbound::OpenId::InDoubt));
+                ids.into_iter().for_each(|id| open.set(id, inbound::OpenId::Received));
             }
         }
     }
@@ -114,14 +120,18 @@ impl Sessions {
     pub async fn stop(&self, patience: Duration) {
         self.context.stop();
         let ends = async {
-            while self.connected() > 0 {
+            while self.context.serving() > 0 {
                 let end = conn::End::Server(ReasonCode::ServerShuttingDown);
                 self.context.registry.each_live(|conn| conn.end(end));
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         if tokio::time::timeout(patience, ends).await.is_err() {
-            tracing::warn!(connected = self.connected(), "connections were cut at the stop");
+            let connections = self.context.serving();
+            tracing::warn!(connections, "connections were cut at the stop");
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

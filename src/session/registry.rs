@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as Gate, OwnedMutexGuard};
 
 use super::conn::Conn;
-use super::inbound::OpenIds;
+use super::inbound::Exchanges;
 use super::rows::WillRow;
 use crate::mqtt::{ClientId, ProtocolVersion};
 
@@ -25,9 +25,11 @@ pub(super) struct Session {
     pub(super) live: Option<Arc<Conn>>,
     /// Milliseconds of wall clock; `None` while connected.
     pub(super) offline_since_ms: Option<u64>,
-    pub(super) will: Option<WillRow>,
-    /// QoS 2 ids the client has open with us; they outlive a connection.
-    pub(super) open_ids: Arc<Mutex<OpenIds>>,
+    pub(super) will: Option<Box<WillRow>>,
+    /// QoS 2 ids the client has open with us, which outlive a connection, and their fence.
+    pub(super) open_ids: Arc<Exchanges>,
+    /// When a timer will look at it.
+    pub(super) timer_ms: Option<u64>,
     /// A row of it is in the table for good, so its end needs a tombstone.
     pub(super) stored: bool,
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::conn::Conn;
 use super::context::Context;
 use super::settle::{self, Settled};
-use crate::delivery::Outgoing;
+use crate::delivery::{OpenCursor, Outgoing};
 use crate::mqtt::{Delivery, SubscriptionOptions, TopicFilter};
 use crate::routing::Cursor;
 use crate::storage::{AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageRef, QueueKey};
@@ -33,22 +33,29 @@ pub(super) struct Replay {
     pub(super) conn: Arc<Conn>,
     pub(super) incarnation: u64,
     pub(super) persistent: bool,
-    pub(super) wanted: VecDeque<Wanted>,
+    pub(super) owed: Owed,
+}
+
+/// What a SUBSCRIBE is owed. Its cursor was opened before the subscriptions came into force, so
+/// that whatever they got live is known.
+#[derive(Debug)]
+pub(super) struct Owed {
+    pub(super) filters: VecDeque<Wanted>,
+    pub(super) cursor: OpenCursor,
 }
 
 impl Replay {
-    /// Opens the cursors now, so that whatever goes out live from here on is known, and starts
-    /// once the dispatcher has passed everything that was stored before the SUBSCRIBE.
+    /// Starts once the dispatcher has passed everything that was stored before the SUBSCRIBE: a
+    /// value that the subscriptions are too late for is in the table then.
     pub(super) async fn run(mut self) {
         let from = self.context.log.end(0).offset;
-        let wanted = std::mem::take(&mut self.wanted);
-        self.conn.outbox.open_cursor();
+        let filters = std::mem::take(&mut self.owed.filters);
         tokio::select! {
             biased;
-            () = self.replay(from, wanted) => {}
+            () = self.replay(from, filters) => {}
             _ = self.conn.ended() => {}
         }
-        self.conn.outbox.close_cursor();
+        drop(self.owed.cursor);
     }
 
     async fn replay(&self, from: u64, mut all: VecDeque<Wanted>) {
@@ -139,7 +146,11 @@ impl Replay {
         let (sink, settled) = settle::once();
         let to = QueueKey::Client(self.conn.client_id.clone());
         let deliveries = Arc::from(deliveries);
-        self.context.log.append_direct(to, self.incarnation, batch, deliveries, sink, 0);
+        // The dispatcher compares the copy with the newest value in force at that place: it must
+        // not stand between a newer publish and its row.
+        self.context.retained.apart(|| {
+            self.context.log.append_direct(to, self.incarnation, batch, deliveries, sink, 0);
+        });
         settled
     }
 

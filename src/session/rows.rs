@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{ClientId, ProtocolVersion, QoS};
-use crate::routing::rows;
+use crate::routing::{RetainedTable, decode_row, encode_row};
 use crate::storage::{
     Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher, Row, StorageError, Table,
 };
@@ -39,11 +39,10 @@ pub(super) struct SessionRow {
     pub(super) expiry_s: u32,
     /// When the connection ended, milliseconds of wall clock; `None`: it is connected.
     pub(super) offline_since_ms: Option<u64>,
-    pub(super) will: Option<WillRow>,
+    pub(super) will: Option<Box<WillRow>>,
 }
 
 impl SessionRow {
-    #[expect(clippy::too_many_arguments, reason = "one for each column of the row")]
     pub(super) fn new(
         incarnation: u64,
         epoch: u64,
@@ -51,7 +50,7 @@ impl SessionRow {
         version: ProtocolVersion,
         expiry_s: u32,
         offline_since_ms: Option<u64>,
-        will: Option<WillRow>,
+        will: Option<Box<WillRow>>,
     ) -> Self {
         let (node, version) = (node.to_owned(), version.level());
         Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will }
@@ -62,11 +61,11 @@ impl SessionRow {
     }
 
     pub(super) fn row(&self, client_id: &ClientId) -> Row {
-        Row { table: Table::Sessions, key: key(client_id), value: Some(rows::encode(self)) }
+        Row { table: Table::Sessions, key: key(client_id), value: Some(encode_row(self)) }
     }
 
     pub(super) fn decode(value: &[u8]) -> Result<Self, StorageError> {
-        rows::decode(value, "session")
+        decode_row(value, "session")
     }
 }
 
@@ -108,10 +107,13 @@ impl WillRow {
         builder.finish()
     }
 
-    /// The Will as its own retained row, if it is a retained one.
-    pub(super) fn retained(&self, batch: &Arc<Batch>) -> Option<Row> {
+    /// The Will as its own retained row, if it is a retained one and the caps allow it.
+    pub(super) fn retained(&self, table: &RetainedTable, batch: &Arc<Batch>) -> Option<Row> {
         let message = MessageRef::new(Arc::clone(batch), 0);
-        self.retain.then(|| crate::routing::RetainedTable::row(&message))
+        let view = message.view();
+        let bytes = view.payload.len() + view.properties.len();
+        let fits = view.payload.is_empty() || self.retain && table.admit(view.topic, bytes);
+        (self.retain && fits).then(|| RetainedTable::row(&message))
     }
 }
 
@@ -131,7 +133,7 @@ mod tests {
             properties: vec![1, 1],
         };
         let version = ProtocolVersion::V5;
-        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(will));
+        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(Box::new(will)));
         let stored = row.row(&ClientId::new("c")).value.expect("not a tombstone");
         assert_eq!(SessionRow::decode(&stored).expect("reads back"), row);
         assert_eq!(row.version(), version);

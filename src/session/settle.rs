@@ -22,24 +22,26 @@ impl AppendSink for Once {
 #[derive(Debug)]
 pub(super) struct Settled {
     receiver: oneshot::Receiver<AppendOutcome>,
-    outcome: Option<AppendOutcome>,
+    /// A receiver gives it once.
+    known: Option<AppendOutcome>,
 }
 
 impl Settled {
-    /// Cancel safe: yes; the append goes on. May be asked again, also when it has answered.
+    /// Cancel safe: yes; the append goes on, and may be waited for again, also after its end.
     pub(super) async fn outcome(&mut self) -> AppendOutcome {
-        if let Some(outcome) = self.outcome {
-            return outcome;
+        if let Some(known) = self.known {
+            return known;
         }
         let outcome = (&mut self.receiver).await.unwrap_or(AppendOutcome::InDoubt);
-        *self.outcome.insert(outcome)
+        self.known = Some(outcome);
+        outcome
     }
 }
 
 /// A sink for one append, and what waits for it.
 pub(super) fn once() -> (Arc<dyn AppendSink>, Settled) {
     let (sender, receiver) = oneshot::channel();
-    (Arc::new(Once(Mutex::new(Some(sender)))), Settled { receiver, outcome: None })
+    (Arc::new(Once(Mutex::new(Some(sender)))), Settled { receiver, known: None })
 }
 
 /// For an append whose end changes nothing for anybody: a failure is in the log.
@@ -54,19 +56,5 @@ impl AppendSink for Unwatched {
                 tracing::warn!(what = self.0, ?outcome, "could not be stored");
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A claim in doubt is waited for twice: once by its CONNECT, once by whoever sets it right.
-    #[tokio::test]
-    async fn an_outcome_may_be_asked_for_again() {
-        let (sink, mut settled) = once();
-        sink.settled(0, AppendOutcome::InDoubt);
-        assert_eq!(settled.outcome().await, AppendOutcome::InDoubt);
-        assert_eq!(settled.outcome().await, AppendOutcome::InDoubt);
     }
 }

@@ -1,10 +1,11 @@
 //! SUBSCRIBE and UNSUBSCRIBE: rows that are in force before they are answered (decision 12).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::conn::Conn;
 use super::context::Context;
-use super::retained_replay::Wanted;
+use super::retained_replay::{Owed, Wanted};
 use super::settle;
 use crate::codec::{
     DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe,
@@ -12,7 +13,7 @@ use crate::codec::{
 use crate::delivery::Slot;
 use crate::limits::FILTERS_PER_PACKET;
 use crate::mqtt::{ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, TopicFilter};
-use crate::routing::rows::SubscriptionRow;
+use crate::routing::SubscriptionRow;
 use crate::storage::{AppendOutcome, Durability, Row, Table};
 
 const TOO_MANY_FILTERS: DecodeError =
@@ -38,26 +39,28 @@ impl Subscriber<'_> {
     }
 
     /// Stores the subscriptions, answers, and says which retained messages are owed.
-    pub(super) async fn subscribe(&self, packet: Subscribe) -> Result<Vec<Wanted>, DecodeError> {
+    pub(super) async fn subscribe(&self, packet: Subscribe) -> Result<Option<Owed>, DecodeError> {
         if packet.filters.len() > FILTERS_PER_PACKET {
             return Err(TOO_MANY_FILTERS);
         }
         let slot = self.context.slots.ensure(self.client_id());
         let mut codes = Vec::with_capacity(packet.filters.len());
-        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
+        let (mut rows, mut filters) = (Vec::new(), VecDeque::new());
         let mut room = self.room(&slot);
         for asked in &packet.filters {
-            codes.push(match self.check(asked, &slot, &mut room) {
+            codes.push(match self.check(asked, &slot, &rows, &mut room) {
                 Ok(filter) => {
                     rows.push(self.row(asked, filter, &slot));
-                    wanted.extend(self.retained(asked, filter, &slot));
+                    filters.extend(self.retained(asked, filter, &slot));
                     granted(asked.options.qos)
                 }
                 Err(reason) => reason,
             });
         }
+        let cursor = (!filters.is_empty()).then(|| self.conn.outbox.open_cursor());
+        let mut owed = cursor.map(|cursor| Owed { filters, cursor });
         if !rows.is_empty() && !self.put(rows).await {
-            wanted.clear();
+            owed = None;
             for code in codes.iter_mut().filter(|code| !code.is_error()) {
                 *code = ReasonCode::UnspecifiedError;
             }
@@ -70,22 +73,21 @@ impl Subscriber<'_> {
                 .for_each(|c| *c = ReasonCode::UnspecifiedError);
         }
         self.conn.outbox.control(&Packet::Suback(Suback { packet_id, codes, properties: None }));
-        Ok(wanted)
+        Ok(owed)
     }
 
     /// Subscriptions that the client may still add.
-    fn room(&self, slot: &Slot) -> usize {
-        let max = self.context.config.max_subscriptions_per_client;
-        max.map_or(usize::MAX, |max| {
-            max.saturating_sub(self.context.subscriptions.count(slot.id()))
-        })
+    fn room(&self, slot: &Slot) -> Option<usize> {
+        let max = self.context.config.max_subscriptions_per_client?;
+        Some(max.saturating_sub(self.context.subscriptions.count(slot.id())))
     }
 
     fn check<'f>(
         &self,
         asked: &'f SubscribeFilter,
         slot: &Slot,
-        room: &mut usize,
+        rows: &[Row],
+        room: &mut Option<usize>,
     ) -> Result<&'f TopicFilter, ReasonCode> {
         let filter = asked.filter.as_ref().map_err(|_| ReasonCode::TopicFilterInvalid)?;
         let levels = self.context.config.max_topic_segments.map_or(usize::MAX, usize::from);
@@ -95,11 +97,14 @@ impl Subscriber<'_> {
         if filter.plain() == "#" && !self.context.config.allow_root_wildcard {
             return Err(ReasonCode::TopicFilterInvalid);
         }
-        if self.context.subscriptions.get(slot.id(), filter).is_none() {
-            if *room == 0 {
-                return Err(ReasonCode::QuotaExceeded);
+        if let Some(room) = room
+            && self.context.subscriptions.get(slot.id(), filter).is_none()
+        {
+            let key = SubscriptionRow::key(self.client_id(), filter);
+            // A filter that is asked for twice in one packet is one subscription.
+            if !rows.iter().any(|row| row.key == key) {
+                *room = room.checked_sub(1).ok_or(ReasonCode::QuotaExceeded)?;
             }
-            *room -= 1;
         }
         Ok(filter)
     }
@@ -135,7 +140,11 @@ impl Subscriber<'_> {
     /// `false` when the rows could not be stored, or when nobody knows.
     async fn put(&self, rows: Vec<Row>) -> bool {
         let (sink, mut settled) = settle::once();
-        self.context.tables.put(rows, self.durability(), sink, 0);
+        // Not between a retained publish and its row: the subscription would be too late for the
+        // one, and its replay too early for the other.
+        self.context.retained.apart(|| {
+            self.context.tables.put(rows, self.durability(), sink, 0);
+        });
         let wait = tokio::time::timeout(self.context.config.append_timeout, settled.outcome());
         matches!(wait.await, Ok(AppendOutcome::Stored(_)))
     }

@@ -1,7 +1,6 @@
-//! When sessions expire and Wills are due (design decision 14): one heap, one task.
+//! When sessions expire and Wills are due (design decision 14): one ordered set, one task.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,35 +15,46 @@ use crate::telemetry::clock;
 /// The longest sleep: the wall clock may be set while we sleep.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(1);
 
-/// Due times of sessions that are off-line. An entry that is no longer true is dropped when it
-/// comes up; bounded by the number of times sessions went off-line and are still due.
+/// Due times: one entry for each session that is off-line and has something due, however often
+/// its client comes and goes.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    heap: Mutex<BinaryHeap<Reverse<(u64, ClientId)>>>,
+    due: Mutex<BTreeSet<(u64, ClientId)>>,
     earlier: Notify,
 }
 
 impl Timers {
-    pub(super) fn set(&self, due_ms: u64, client_id: ClientId) {
-        let mut heap = self.heap.lock();
-        let first = heap.peek().is_none_or(|Reverse((first_ms, _))| due_ms < *first_ms);
-        heap.push(Reverse((due_ms, client_id)));
-        drop(heap);
+    /// Moves a session's entry from where `timer_ms` says it is to `due_ms`; `None`: to nowhere.
+    pub(super) fn set(
+        &self,
+        timer_ms: &mut Option<u64>,
+        due_ms: Option<u64>,
+        client_id: &ClientId,
+    ) {
+        if *timer_ms == due_ms && due_ms.is_none() {
+            return;
+        }
+        let mut due = self.due.lock();
+        if let Some(old_ms) = std::mem::replace(timer_ms, due_ms) {
+            due.remove(&(old_ms, client_id.clone()));
+        }
+        let Some(due_ms) = due_ms else { return };
+        let first = due.first().is_none_or(|(first_ms, _)| due_ms < *first_ms);
+        due.insert((due_ms, client_id.clone()));
+        drop(due);
         if first {
             self.earlier.notify_one();
         }
     }
 
     fn due(&self, now_ms: u64) -> Option<ClientId> {
-        let mut heap = self.heap.lock();
-        if heap.peek().is_some_and(|Reverse((due_ms, _))| *due_ms <= now_ms) {
-            return heap.pop().map(|Reverse((_, client_id))| client_id);
-        }
-        None
+        let mut due = self.due.lock();
+        due.first().filter(|(due_ms, _)| *due_ms <= now_ms)?;
+        due.pop_first().map(|(_, client_id)| client_id)
     }
 
     fn next(&self) -> Option<u64> {
-        self.heap.lock().peek().map(|Reverse((due_ms, _))| *due_ms)
+        self.due.lock().first().map(|(due_ms, _)| *due_ms)
     }
 }
 
@@ -64,5 +74,28 @@ pub(super) async fn run(context: Arc<Context>) {
             () = tokio::time::sleep(sleep.min(LOOK_AT_LEAST_EVERY)) => {}
             () = context.timers.earlier.notified() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// INV-5: a session has one entry, however often it goes and comes; none when nothing is due.
+    #[test]
+    fn a_session_has_one_entry() {
+        let timers = Timers::default();
+        let [one, other] = ["one", "other"].map(ClientId::new);
+        let (mut at_one, mut at_other) = (None, None);
+        timers.set(&mut at_other, Some(500), &other);
+        for due_ms in [900, 300, 700] {
+            timers.set(&mut at_one, Some(due_ms), &one);
+        }
+        assert_eq!(timers.due.lock().len(), 2);
+        assert_eq!(timers.due(499), None);
+        assert_eq!(timers.due(500), Some(other));
+        assert_eq!(timers.next(), Some(700));
+        timers.set(&mut at_one, None, &one);
+        assert_eq!((timers.next(), timers.due(u64::MAX)), (None, None));
     }
 }

@@ -90,7 +90,8 @@ pub struct DirectCopy {
 #[derive(Clone, Debug)]
 pub struct LogBatch {
     pub incarnation: u64,
-    /// In log order, positions rising.
+    /// In log order, positions rising. Empty when only rows went by: `end` says how far the
+    /// consumer has come although there is nothing to route.
     pub items: Vec<(Position, LogItem)>,
     /// What `commit` is to be given when all items were dealt with.
     pub end: Position,
@@ -150,8 +151,9 @@ pub trait PublishLog: Send + Sync {
 }
 
 pub trait LogConsumer: Send {
-    /// Waits for the next batch. One without items says that everything below its end is dealt
-    /// with: only rows came, and somebody may wait for the end. Cancel safe: yes.
+    /// Waits for the next batch, whose `end` is above that of the one before. To ask for it says
+    /// that the one before was dealt with. When the consumer has caught up, `end` reaches the
+    /// log's end, whatever stands there. Cancel safe: yes.
     fn next(&mut self) -> BoxFuture<'_, Result<LogBatch, StorageError>>;
 
     /// Everything up to `position` was dealt with. The backend asks for `state` only when it is
@@ -191,7 +193,10 @@ pub trait Follower: Send + Sync {
 /// Tables by key.
 ///
 /// * `put` stores all its rows or none, in order; positions are total per key and rise over
-///   restarts. `Relaxed` rows are applied to followers at once and may be forgotten by a restart.
+///   restarts. `Relaxed` rows keep their place among durable ones of the same key, are applied to
+///   followers without waiting for the medium, and may be forgotten by a restart.
+/// * A retained row is put before its publish is appended: so whoever subscribes in between gets
+///   the message, from the store or live.
 /// * `load` visits the newest live row of every key with the position it was put at, everything
 ///   settled before the process started included. Call it, then `follow`, before the first `put`.
 /// * Rows of one `put` are applied together; rows settle in order per key.
@@ -228,6 +233,7 @@ impl fmt::Display for QueueKey {
 #[derive(Clone, Debug)]
 pub struct QueueEntry {
     pub source: SourceId,
+    /// The message at `source`: a backend may keep only the pointer.
     pub message: MessageRef,
     /// QoS 1 or 2 here.
     pub delivery: Delivery,
@@ -236,7 +242,7 @@ pub struct QueueEntry {
     pub expires_at_ms: Option<u64>,
 }
 
-/// A run of entries for one queue, sources rising.
+/// A run of entries for one queue, sources rising and of one partition.
 #[derive(Clone, Debug)]
 pub struct QueueAppend {
     pub queue: QueueKey,
@@ -303,12 +309,16 @@ pub struct Page {
 /// * A source identity is taken once; one copy a queue. An append is visible to `read` when its
 ///   future resolves. Entries are durable no later than the consumer's commit that covers them:
 ///   a backend that loses the tail of a queue in a crash loses the commit above it, too, and the
-///   replay fills it again (it "rolls back, and says so").
-/// * Over the limit the oldest entries go first, counted as `Queue limit exceeded` (DEV-5).
+///   replay fills it again (it "rolls back, and says so"). The replay must route alike: then an
+///   entry comes back under its sequence, with the mark and the run that are durable for it.
+/// * Over the limit the oldest entries go first, counted as `Queue limit exceeded` (DEV-5), but
+///   none that is `received`; one that may be in flight counts only if it is never acknowledged.
+/// * An entry without an expiry gets the configured time to live, from its time of receipt (DEV-6).
 /// * `ack` forgets entries; unknown sequences are ignored. It may be lost in a crash: the entry is
 ///   sent again with DUP=1. `received` marks QoS 2 entries and is durable when it settles: only
 ///   then may PUBREL leave. An id run is durable when it settles: only then may its ids be used.
-/// * All calls carry the session's incarnation; calls for another one change nothing.
+/// * All calls carry the session's incarnation; calls for another one change nothing, and `read`
+///   answers `Fenced`, also when there is no such queue.
 pub trait DeviceQueues: Send + Sync {
     /// Opens the queue, making or emptying it when the incarnation is another one. What is thrown
     /// away is counted as `Session ended` (DEV-8).
@@ -324,7 +334,8 @@ pub trait DeviceQueues: Send + Sync {
         appends: Vec<QueueAppend>,
     ) -> BoxFuture<'_, Result<Vec<Appended>, StorageError>>;
 
-    /// Up to `max_messages` and about `max_bytes` (at least one message) above `after`.
+    /// Up to `max_messages` and about `max_bytes` (at least one message) above `after`. A page may
+    /// be shorter than asked for: only its `next_seq` says whether it reaches the end.
     fn read(
         &self,
         queue: &QueueKey,
@@ -335,7 +346,9 @@ pub trait DeviceQueues: Send + Sync {
     ) -> BoxFuture<'_, Result<Page, StorageError>>;
 
     /// Acknowledged for good: PUBACK, PUBCOMP, an error PUBREC, expired, too large to send.
-    /// `sent_below` is the sender's cursor, kept for DUP.
+    /// `sent_below` is the sender's cursor, kept for DUP. With no `seqs` it is the sender's last
+    /// word as it lets go: nothing above it was sent. Without a last word, and after a crash,
+    /// everything in a reserved run may have been.
     fn ack(&self, queue: &QueueKey, incarnation: u64, seqs: &[u64], sent_below: u64);
 
     /// PUBREC arrived for these.
@@ -357,7 +370,8 @@ pub trait DeviceQueues: Send + Sync {
         ticket: u64,
     );
 
-    /// The session ended: the queue and all it holds go, counted as `Session ended`.
+    /// The session ended: the queue and all it holds go, counted as `Session ended`; in order with
+    /// every `open`, but not at once.
     fn remove(&self, queue: &QueueKey, incarnation: u64);
 
     /// Entries waiting in the queue, not acknowledged ones included.

@@ -8,14 +8,28 @@
 
 mod support;
 
+mod backpressure;
+mod caps;
+mod compat;
 mod connect;
+mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
+mod ordering;
+mod properties;
+mod qos;
+mod restart;
+mod retained;
+mod session;
 mod settings;
+mod shared;
 mod slow_reader;
 mod stateful;
+mod storage;
 mod strict;
 mod subscribe;
+mod takeover;
 mod topics;
 mod watch;
+mod will;

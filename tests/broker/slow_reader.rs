@@ -24,7 +24,8 @@ fn a_subscriber_that_stops_reading_loses_only_its_own() {
         if number.is_multiple_of(50) {
             publisher.ping();
         }
-        while got < number / 2 {
+        // Never so far behind that it is slow itself.
+        while got + 16 < number {
             assert_eq!(quick.take().payload().trim(), got.to_string());
             got += 1;
         }

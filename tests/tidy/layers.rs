@@ -34,13 +34,14 @@ const SIDE_DOORS: [(&str, &[&str]); 5] = [
 ];
 
 /// An outside library, and the only places that may name it.
-const LIBRARIES: [(&str, &[&str]); 8] = [
+const LIBRARIES: [(&str, &[&str]); 9] = [
     ("rdkafka", &["src/storage/kafka"]),
     ("redis", &["src/storage/redis"]),
     ("axum", &["src/admin/", "src/admin.rs"]),
     ("rustls", &["src/listener"]),
     ("tokio_rustls", &["src/listener"]),
     ("fjall", &["src/storage/embedded"]),
+    ("xxhash_rust", &["src/storage/embedded"]),
     ("mqttbytes", &["src/bench", "tests/", "benches/", "src/codec/tests"]),
     ("rmqtt_codec", &["tests/", "benches/", "src/codec/tests"]),
 ];

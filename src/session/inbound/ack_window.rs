@@ -8,13 +8,15 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::open_ids::{OpenId, OpenIds};
+use super::open_ids::Exchanges;
+use super::unawaited;
 use crate::codec::AckKind;
 use crate::delivery::AckOut;
-use crate::mqtt::{QoS, ReasonCode};
+use crate::mqtt::ReasonCode;
+use crate::routing::RetainedTable;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
-use crate::storage::{AppendOutcome, AppendSink};
+use crate::storage::{AppendOutcome, AppendSink, MessageRef};
 use crate::telemetry::metrics;
 
 /// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
@@ -23,8 +25,9 @@ use crate::telemetry::metrics;
 pub(in crate::session) struct AckWindow {
     conn: Arc<Conn>,
     is_v5: bool,
-    open_ids: Arc<Mutex<OpenIds>>,
+    open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
+    retained: Arc<RetainedTable>,
     inner: Mutex<Inner>,
     /// Something settled: there is room again.
     progress: Notify,
@@ -36,7 +39,7 @@ struct Inner {
     next_ticket: u64,
     messages: usize,
     bytes: usize,
-    /// QoS 1 exchanges that hold a place in our Receive Maximum; QoS 2 ones are the open ids.
+    /// QoS 1 and 2 exchanges of this connection that hold a place in our Receive Maximum.
     exchanges: usize,
 }
 
@@ -47,33 +50,49 @@ struct Pending {
     /// Settlements still to come: the batch itself, and its retained rows.
     waits: u8,
     failed: Option<AppendOutcome>,
-    /// A part of it is stored.
-    stored: bool,
     acks: Vec<AckOut>,
     messages: usize,
     bytes: usize,
+    retained: Vec<MessageRef>,
     since: Instant,
 }
 
+/// What one connection has open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    /// Messages and bytes that are not in the log yet.
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// Places taken in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
+}
+
 /// What an append holds in the window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Load {
     pub(super) acks: Vec<AckOut>,
     pub(super) messages: usize,
     pub(super) bytes: usize,
+    /// QoS 1 and 2 messages among them: each takes a place in our Receive Maximum (RM-3).
+    pub(super) exchanges: usize,
     /// How many settlements will come for it; 0: its acks only keep their place in the order.
     pub(super) waits: u8,
+    /// Retained messages in it, which the table awaits.
+    pub(super) retained: Vec<MessageRef>,
 }
 
 impl AckWindow {
     pub(in crate::session) fn new(
         conn: Arc<Conn>,
         is_v5: bool,
-        open_ids: Arc<Mutex<OpenIds>>,
+        open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
+        retained: Arc<RetainedTable>,
     ) -> Arc<Self> {
-        let inner = Mutex::default();
-        Arc::new(Self { conn, is_v5, open_ids, budget, inner, progress: Notify::new() })
+        let exchanges = open_ids.lock().len();
+        let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
+        let progress = Notify::new();
+        Arc::new(Self { conn, is_v5, open_ids, budget, retained, inner, progress })
     }
 
     /// Enters an append before it is handed to the log; gives its ticket.
@@ -82,35 +101,30 @@ impl AckWindow {
         let ticket = inner.next_ticket;
         inner.next_ticket += 1;
         inner.messages += load.messages;
+        inner.exchanges += load.exchanges;
         inner.bytes += load.bytes;
         inner.pending.push_back(Pending {
             ticket,
             waits: load.waits,
             failed: None,
-            stored: false,
             acks: load.acks,
             messages: load.messages,
             bytes: load.bytes,
+            retained: load.retained,
             since: Instant::now(),
         });
+        if inner.pending.len() == 1 {
+            self.conn.set_open_since(inner.pending.front().map(|pending| pending.since));
+        }
         if load.waits == 0 && inner.pending.len() == 1 {
             self.leave(&mut inner);
         }
         ticket
     }
 
-    /// Messages and bytes that are not in the log yet.
-    pub(super) fn open(&self) -> (usize, usize) {
+    pub(super) fn open(&self) -> Open {
         let inner = self.inner.lock();
-        (inner.messages, inner.bytes)
-    }
-
-    /// Takes a place in our Receive Maximum; `false` when the client has used it up (RM-3).
-    pub(super) fn begin_exchange(&self, qos: QoS, receive_maximum: usize) -> bool {
-        let mut inner = self.inner.lock();
-        let taken = inner.exchanges + self.open_ids.lock().len();
-        inner.exchanges += usize::from(qos == QoS::AtLeastOnce);
-        taken < receive_maximum
+        Open { messages: inner.messages, bytes: inner.bytes, exchanges: inner.exchanges }
     }
 
     /// Waits until something settles. Cancel safe: yes.
@@ -144,45 +158,27 @@ impl AckWindow {
         if !out.is_empty() && !self.conn.is_ended() {
             self.conn.outbox.acks(&out);
         }
+        self.conn.set_open_since(inner.pending.front().map(|pending| pending.since));
         self.progress.notify_one();
     }
 
     /// The acknowledgement as the append's outcome lets it be; `None`: there is none, the
     /// connection ends instead.
     fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
-        match failed {
-            None => {}
-            Some(_) if ack.kind == AckKind::Pubrec => return self.answer_received(ack, failed),
-            // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
-            Some(AppendOutcome::NotStored) if self.is_v5 && ack.kind == AckKind::Puback => {
-                ack.reason = ReasonCode::UnspecifiedError;
-            }
-            Some(_) => {
-                self.conn.end(End::Storage);
-                return None;
-            }
+        let Some(outcome) = failed else { return Some(ack) };
+        // What is not known to be stored must not be answered as a repeat: the client's resend
+        // decides, and the judge drops it if the first copy did get into the log.
+        match ack.kind {
+            AckKind::Pubrec => self.open_ids.lock().remove(ack.id),
+            AckKind::Pubcomp => self.open_ids.lock().reopen(ack.id),
+            AckKind::Puback | AckKind::Pubrel => {}
         }
-        Some(ack)
-    }
-
-    /// The same for PUBREC: what became of other attempts at the same exchange counts, too.
-    fn answer_received(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
-        let mut open_ids = self.open_ids.lock();
-        let in_doubt = failed == Some(AppendOutcome::InDoubt);
-        match open_ids.get(ack.id) {
-            Some(OpenId::Received) => return Some(ack),
-            Some(OpenId::Storing) | None if !in_doubt => {
-                open_ids.remove(ack.id);
-                if self.is_v5 {
-                    ack.reason = ReasonCode::UnspecifiedError;
-                    return Some(ack);
-                }
-            }
-            Some(OpenId::Storing | OpenId::InDoubt) | None => {
-                open_ids.set(ack.id, OpenId::InDoubt);
-            }
+        // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
+        let told = self.is_v5 && ack.kind != AckKind::Pubcomp;
+        if outcome == AppendOutcome::NotStored && told {
+            ack.reason = ReasonCode::UnspecifiedError;
+            return Some(ack);
         }
-        drop(open_ids);
         self.conn.end(End::Storage);
         None
     }
@@ -191,18 +187,23 @@ impl AckWindow {
     fn completed(&self, inner: &mut Inner, ack: AckOut) {
         match ack.kind {
             AckKind::Puback => inner.exchanges = inner.exchanges.saturating_sub(1),
-            AckKind::Pubrec if !ack.reason.is_error() => {
-                self.open_ids.lock().set(ack.id, OpenId::Received);
+            AckKind::Pubrec if ack.reason.is_error() => {
+                inner.exchanges = inner.exchanges.saturating_sub(1);
             }
+            // A repeated PUBREL has a PUBCOMP of its own; only the first gives the place back.
             AckKind::Pubcomp if ack.reason == ReasonCode::Success => {
-                self.open_ids.lock().remove(ack.id);
+                let mut open_ids = self.open_ids.lock();
+                if open_ids.get(ack.id).is_some() {
+                    inner.exchanges = inner.exchanges.saturating_sub(1);
+                    open_ids.remove(ack.id);
+                }
             }
             AckKind::Pubrec | AckKind::Pubcomp | AckKind::Pubrel => {}
         }
     }
 
     /// The QoS 2 ids in use.
-    pub(super) fn open_ids(&self) -> &Mutex<OpenIds> {
+    pub(super) fn open_ids(&self) -> &Exchanges {
         &self.open_ids
     }
 }
@@ -216,7 +217,7 @@ impl AppendSink for AckWindow {
         };
         pending.waits = pending.waits.saturating_sub(1);
         match outcome {
-            AppendOutcome::Stored(_) => pending.stored = true,
+            AppendOutcome::Stored(_) => {}
             // In doubt outweighs surely not stored.
             AppendOutcome::InDoubt => pending.failed = Some(outcome),
             AppendOutcome::NotStored => {
@@ -226,14 +227,13 @@ impl AppendSink for AckWindow {
         if pending.waits > 0 {
             return;
         }
-        if pending.failed.is_some() && pending.stored {
-            // A message without its retained row, or the reverse: that can't be refused any more.
-            pending.failed = Some(AppendOutcome::InDoubt);
-        }
         self.budget.give_back(pending.bytes);
         match pending.failed {
             None => metrics::PUBLISHED_SUCCESSFUL.add(pending.messages as u64),
             Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),
+        }
+        if pending.failed.is_some() {
+            pending.retained.iter().for_each(|one| unawaited(&self.retained, &one.view()));
         }
         if pending.failed.is_some() && pending.acks.is_empty() && pending.messages > 0 {
             // QoS 0 that could not be stored: nobody is told, so it is counted.

@@ -7,9 +7,10 @@ mod open_ids;
 use std::sync::Arc;
 
 pub(super) use ack_window::AckWindow;
-use ack_window::Load;
-pub(super) use open_ids::{OpenId, OpenIds};
+use ack_window::{Load, Open};
+pub(super) use open_ids::{Exchanges, OpenId};
 
+use super::conn::End;
 use super::context::Context;
 use crate::codec::{AckKind, DecodeError, Publish};
 use crate::delivery::AckOut;
@@ -41,11 +42,26 @@ pub(super) struct Inbound {
     is_v5: bool,
     /// What the client introduced on this connection (PRP-05).
     aliases: Vec<Option<Box<str>>>,
-    /// The batch of the read at hand.
+    /// The read at hand; nothing is kept of it while the connection is idle.
+    hand: Option<Box<Hand>>,
+    /// What was open at the last look.
+    open: Open,
+}
+
+/// What one read has brought so far.
+#[derive(Debug, Default)]
+struct Hand {
     batch: Option<BatchBuilder>,
     acks: Vec<AckOut>,
     durable: bool,
     retained: Vec<usize>,
+    /// QoS 2 ids as the batch leaves them, the newest last; in force when it is in the log's
+    /// hands, so that a batch which never gets there answers for nothing.
+    staged: Vec<(PacketId, OpenId)>,
+    /// QoS 0 messages of the batch: their loss is nobody's to make good.
+    unacknowledged: u64,
+    /// QoS 1 and 2 messages: each takes a place in our Receive Maximum.
+    exchanges: usize,
 }
 
 impl Inbound {
@@ -55,8 +71,15 @@ impl Inbound {
         window: Arc<AckWindow>,
         is_v5: bool,
     ) -> Self {
-        let (aliases, batch, acks, retained) = (Vec::new(), None, Vec::new(), Vec::new());
-        Self { context, publisher, window, is_v5, aliases, batch, acks, durable: false, retained }
+        Self {
+            context,
+            publisher,
+            window,
+            is_v5,
+            aliases: Vec::new(),
+            hand: None,
+            open: Open::default(),
+        }
     }
 
     pub(super) fn window(&self) -> &Arc<AckWindow> {
@@ -64,16 +87,46 @@ impl Inbound {
     }
 
     /// Whether reading has to pause: the read-ahead is used up (IN-4).
-    pub(super) fn is_full(&self) -> bool {
-        let (messages, bytes) = self.window.open();
-        let (now, now_bytes) = self.batch.as_ref().map_or((0, 0), |b| (b.len(), b.bytes()));
+    pub(super) fn is_full(&mut self) -> bool {
+        self.look();
+        self.batch_fills_read_ahead()
+    }
+
+    /// Takes note of what is not in the log yet; until the next look it can only become less.
+    pub(super) fn look(&mut self) {
+        self.open = self.window.open();
+    }
+
+    /// The same as [`Self::is_full`] by the last look: asked once a packet, without a lock.
+    pub(super) fn batch_fills_read_ahead(&self) -> bool {
+        let Open { messages, bytes, .. } = self.open;
+        let (now, now_bytes) = self.batch().map_or((0, 0), |b| (b.len(), b.bytes()));
         let config = &self.context.config;
         messages + now >= config.read_ahead_messages || bytes + now_bytes >= config.read_ahead_bytes
     }
 
+    /// RM-3. What the last look said is an upper bound, so only beyond it a new look is needed.
+    fn exceeds_receive_maximum(&mut self) -> bool {
+        let maximum = usize::from(self.context.config.receive_maximum);
+        let now = self.hand().exchanges;
+        if self.open.exchanges + now <= maximum {
+            return false;
+        }
+        self.look();
+        self.open.exchanges + now > maximum
+    }
+
+    fn hand(&mut self) -> &mut Hand {
+        self.hand.get_or_insert_default()
+    }
+
+    fn batch(&self) -> Option<&BatchBuilder> {
+        self.hand.as_ref()?.batch.as_ref()
+    }
+
     /// Whether the batch at hand has to be handed on before it takes more.
     pub(super) fn batch_is_full(&self) -> bool {
-        self.batch.as_ref().is_some_and(|batch| {
+        self.batch().is_some_and(|batch| {
             batch.bytes() >= limits::BATCH_BYTES || batch.len() >= limits::BATCH_MESSAGES
         })
     }
@@ -83,20 +136,14 @@ impl Inbound {
         let resolved = self.resolve(publish)?;
         let topic = resolved.as_deref().unwrap_or(publish.topic);
         if let Some(id) = publish.packet_id {
-            let known = match publish.qos {
-                QoS::ExactlyOnce => self.window.open_ids().lock().get(id),
-                QoS::AtMostOnce | QoS::AtLeastOnce => None,
-            };
-            if known == Some(OpenId::Received) && !publish.retain {
-                // A repeat before PUBREL: answered before limits and quota (QOS-01). One that sets
-                // a retained value sets it again: a QoS 1 resend before it may just have set an
-                // older one.
-                self.acks.push(AckOut { kind: AckKind::Pubrec, id, reason: ReasonCode::Success });
+            if publish.qos == QoS::ExactlyOnce && self.open_id(id).is_some() {
+                // A repeat before PUBREL: answered before limits and quota (QOS-01).
+                let (kind, reason) = (AckKind::Pubrec, ReasonCode::Success);
+                self.hand().acks.push(AckOut { kind, id, reason });
                 return Ok(());
             }
-            let maximum = usize::from(self.context.config.receive_maximum);
-            let place = known.is_some() || self.window.begin_exchange(publish.qos, maximum);
-            if !place && self.is_v5 {
+            self.hand().exchanges += 1;
+            if self.is_v5 && self.exceeds_receive_maximum() {
                 return Err(RECEIVE_MAXIMUM);
             }
         }
@@ -133,7 +180,7 @@ impl Inbound {
         }
         let retains = publish.retain && !publish.payload.is_empty();
         let bytes = publish.payload.len() + publish.properties.len();
-        if retains && !self.context.retained.has_room(topic, bytes) {
+        if retains && !self.context.retained.admit(topic, bytes) {
             return Some(ReasonCode::QuotaExceeded);
         }
         None
@@ -153,16 +200,17 @@ impl Inbound {
             return Err(REFUSED_V3);
         }
         let kind = ack_of(publish.qos);
-        self.acks.push(AckOut { kind, id, reason });
+        self.hand().acks.push(AckOut { kind, id, reason });
         Ok(())
     }
 
     fn admit(&mut self, topic: &str, publish: &Publish<'_>) {
-        let batch = self.batch.get_or_insert_with(|| {
+        let hand = self.hand.get_or_insert_default();
+        let batch = hand.batch.get_or_insert_with(|| {
             BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
         });
         if publish.retain {
-            self.retained.push(batch.len());
+            hand.retained.push(batch.len());
         }
         batch.push(&MessageView {
             kind: Kind::Publish,
@@ -174,83 +222,135 @@ impl Inbound {
             properties: &publish.properties,
             payload: publish.payload,
         });
-        self.durable |= publish.qos.is_acknowledged();
-        if let Some(id) = publish.packet_id {
-            if publish.qos == QoS::ExactlyOnce {
-                self.window.open_ids().lock().begin(id);
-            }
-            let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
-            self.acks.push(AckOut { kind, id, reason });
+        let Some(id) = publish.packet_id else {
+            hand.unacknowledged += 1;
+            return;
+        };
+        hand.durable = true;
+        if publish.qos == QoS::ExactlyOnce {
+            hand.staged.push((id, OpenId::Received));
         }
+        let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
+        hand.acks.push(AckOut { kind, id, reason });
+    }
+
+    fn open_id(&self, id: PacketId) -> Option<OpenId> {
+        let staged = self.hand.as_ref().map_or(&[][..], |hand| &hand.staged);
+        let newest = staged.iter().rev().find(|(staged, _)| *staged == id);
+        newest.map(|(_, open)| *open).or_else(|| self.window.open_ids().lock().get(id))
     }
 
     /// PUBREL: the end of the exchange is a record, too (design decision 9).
     pub(super) fn release(&mut self, id: PacketId) {
-        let open = self.window.open_ids().lock().get(id);
+        let open = self.open_id(id);
         let reason = match open {
             None if self.is_v5 => ReasonCode::PacketIdentifierNotFound,
             None | Some(_) => ReasonCode::Success,
         };
-        if open.is_some() {
-            // Also when one is on its way: that may come to nothing, and a second one is harmless.
-            let batch = self.batch.get_or_insert_with(|| {
+        let hand = self.hand.get_or_insert_default();
+        if open == Some(OpenId::Received) {
+            hand.staged.push((id, OpenId::Releasing));
+            let batch = hand.batch.get_or_insert_with(|| {
                 BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
             });
             batch.push_release(id);
-            self.durable = true;
+            hand.durable = true;
         }
-        self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
+        hand.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
     /// Hands the batch of this read to the log, if the node's budget has room for it at once.
-    pub(super) fn try_flush(&mut self) -> bool {
-        let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
-        let taken = self.batch.is_none() || self.context.budget.try_take(bytes);
+    /// Error: a newer connection has the session.
+    pub(super) fn try_flush(&mut self) -> Result<bool, End> {
+        let bytes = self.batch().map(BatchBuilder::bytes);
+        let taken = bytes.is_none_or(|bytes| self.context.budget.try_take(bytes));
         if taken {
-            self.append(bytes);
+            self.append(bytes.unwrap_or(0))?;
         }
-        taken
+        Ok(taken)
     }
 
-    /// The same, waiting for the budget. Cancel safe: yes; the batch is then not appended.
-    pub(super) async fn flush(&mut self) {
-        if !self.try_flush() {
-            let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+    /// The same, waiting for the budget. Cancel safe: yes; the batch then stays in hand.
+    pub(super) async fn flush(&mut self) -> Result<(), End> {
+        if !self.try_flush()? {
+            let bytes = self.batch().map_or(0, BatchBuilder::bytes);
             self.context.budget.take(bytes).await;
-            self.append(bytes);
+            self.append(bytes)?;
         }
+        Ok(())
     }
 
-    /// Appends the batch, whose bytes were taken from the budget.
-    fn append(&mut self, bytes: usize) {
-        let acks = std::mem::take(&mut self.acks);
-        let Some(batch) = self.batch.take() else {
-            if !acks.is_empty() {
-                // They need no append, and leave behind those that do.
-                self.window.enter(Load { acks, messages: 0, bytes: 0, waits: 0 });
-            }
-            return;
+    /// Appends the batch, whose bytes were taken from the budget, unless a newer connection has
+    /// the session.
+    fn append(&mut self, bytes: usize) -> Result<(), End> {
+        if self.hand.is_none() {
+            return Ok(());
+        }
+        let window = Arc::clone(&self.window);
+        let Some(_passing) = window.open_ids().pass(self.publisher.epoch) else {
+            self.context.budget.give_back(bytes);
+            return Err(End::TakenOver);
         };
+        let Some(mut hand) = self.hand.take() else { return Ok(()) };
+        match hand.batch.take() {
+            Some(batch) => self.hand_over(batch, *hand, bytes),
+            // They need no append, and leave behind those that do.
+            None => {
+                let Hand { acks, exchanges, .. } = *hand;
+                window.enter(Load { acks, exchanges, ..Load::default() });
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(&self, batch: BatchBuilder, hand: Hand, bytes: usize) {
         let batch = batch.finish();
-        let rows: Vec<_> = self
-            .retained
-            .drain(..)
-            .map(|index| RetainedTable::row(&MessageRef::new(Arc::clone(&batch), index)))
-            .collect();
+        let refer = |index| MessageRef::new(Arc::clone(&batch), index);
+        let retained: Vec<_> = hand.retained.into_iter().map(refer).collect();
+        let rows: Vec<_> = retained.iter().map(RetainedTable::row).collect();
         let waits = 1 + u8::from(!rows.is_empty());
         let messages = batch.len();
         metrics::PUBLISHED_TOTAL.add(messages as u64);
-        let ticket = self.window.enter(Load { acks, messages, bytes, waits });
-        let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
-        let durability = if std::mem::take(&mut self.durable) || !rows.is_empty() {
-            Durability::Durable
-        } else {
-            Durability::Relaxed
-        };
-        self.context.log.append(batch, durability, Arc::clone(&sink), ticket);
-        if !rows.is_empty() {
-            self.context.tables.put(rows, Durability::Durable, sink, ticket);
+        if !hand.staged.is_empty() {
+            let mut open = self.window.open_ids().lock();
+            hand.staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
+        let (acks, exchanges) = (hand.acks, hand.exchanges);
+        let load = Load { acks, messages, bytes, exchanges, waits, retained };
+        let ticket = self.window.enter(load);
+        let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
+        let durable = hand.durable || !rows.is_empty();
+        let durability = if durable { Durability::Durable } else { Durability::Relaxed };
+        let context = &self.context;
+        if rows.is_empty() {
+            return context.log.append(batch, durability, sink, ticket);
+        }
+        context.retained.together(|| {
+            context.log.append(batch, durability, Arc::clone(&sink), ticket);
+            context.tables.put(rows, Durability::Durable, sink, ticket);
+        });
+    }
+
+    /// What never got to the log: unanswered, so the client sends it again, or it was QoS 0.
+    pub(super) fn abandon(&mut self) {
+        let Some(mut hand) = self.hand.take() else { return };
+        if hand.unacknowledged > 0 {
+            let lost = hand.unacknowledged;
+            telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
+        }
+        if let Some(batch) = hand.batch.take() {
+            let batch = batch.finish();
+            for index in hand.retained {
+                unawaited(&self.context.retained, &batch.view(index));
+            }
+        }
+    }
+}
+
+/// A retained message will not come into force; a deletion was never awaited.
+fn unawaited(table: &RetainedTable, message: &MessageView<'_>) {
+    if !message.payload.is_empty() {
+        table.abandon(message.topic);
     }
 }
 

@@ -169,3 +169,19 @@ pub async fn a_cancelled_next_loses_nothing(factory: &dyn Factory) {
     harness.publish(&["one"]).await;
     assert_eq!(harness.drain().await, ["one"]);
 }
+
+/// SUB, RET: who waits until the dispatcher has passed a row need not wait for a publish.
+pub async fn the_consumer_is_told_how_far_the_log_goes(factory: &dyn Factory) {
+    let mut harness = Harness::new(factory).await;
+    for crashed in [false, true] {
+        let table = if crashed { Table::Retained } else { Table::Subscriptions };
+        harness.put(vec![row(table, "k", Some("v"))], Durability::Durable).await;
+        if crashed {
+            harness.crash().await;
+        }
+        let end = harness.stores.log.end(0);
+        while harness.read < end {
+            assert!(harness.any_next().await.items.is_empty());
+        }
+    }
+}

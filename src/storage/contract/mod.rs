@@ -4,7 +4,7 @@
 //! panic that names what was broken. Called by tests only, of this crate and of others; a backend
 //! passes all cases unchanged or is no backend. Never: knowledge of how a backend works.
 //!
-//! `sluice::storage_contract!(factory)` makes one test of each case.
+//! `contract::suite!(factory)` makes one test of each case.
 
 mod kit;
 mod log_cases;
@@ -21,6 +21,7 @@ pub use log_cases::{
     a_second_consumer_of_a_partition_panics, appends_settle_and_are_consumed_in_order,
     direct_copies_come_back_whole, durable_records_survive_a_crash, lag_counts_what_waits,
     positions_rise_over_crashes, relaxed_appends_keep_the_order_too,
+    the_consumer_is_told_how_far_the_log_goes,
     what_was_not_committed_comes_again_under_the_same_identity,
 };
 pub use queue_cases::{
@@ -76,13 +77,18 @@ impl Default for Options {
 pub trait Factory: Send + Sync {
     /// A fresh, empty backend.
     fn make(&self, options: Options) -> BoxFuture<'_, Box<dyn Backend>>;
+
+    /// How many seeds the random case runs; fewer where opening is slow.
+    fn seeds(&self) -> u64 {
+        8
+    }
 }
 
 /// Makes one Tokio test of every case; the argument is an expression that makes a `Factory`.
 #[macro_export]
 macro_rules! storage_contract {
     ($factory:expr) => {
-        $crate::storage_contract! { $factory;
+        $crate::storage::contract::suite! { $factory;
             a_cancelled_next_loses_nothing
             a_consumer_goes_on_behind_its_commit
             a_new_incarnation_empties_the_queue
@@ -118,6 +124,7 @@ macro_rules! storage_contract {
             row_positions_rise_over_restarts
             rows_of_one_put_stand_together
             the_bucket_gives_what_it_has
+            the_consumer_is_told_how_far_the_log_goes
             what_was_not_committed_comes_again_under_the_same_identity
         }
     };
@@ -128,3 +135,5 @@ macro_rules! storage_contract {
         }
     )*};
 }
+
+pub use storage_contract as suite;

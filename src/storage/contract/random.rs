@@ -127,7 +127,7 @@ async fn step(harness: &mut Harness, queue: &QueueKey, model: &mut Model, dice: 
 /// DEV-8, invariant 2: no entry is lost, none is there twice, sequences, marks and runs are what
 /// they were, whatever happens.
 pub async fn queues_survive_any_mix_of_crashes(factory: &dyn Factory) {
-    for seed in 1..=6_u64 {
+    for seed in 1..=factory.seeds() {
         let options = Options { seed, ..Options::default() };
         let mut harness = Harness::with(factory, options).await;
         let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));

@@ -101,6 +101,10 @@ impl Kick {
     }
 }
 
+/// A log that grows fast is shortened by so much at a time: its segments are used again instead
+/// of being filled anew.
+const SYNC_BYTES: u64 = 128 << 20;
+
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     pub(super) projection: Arc<dyn Projection>,
@@ -121,6 +125,8 @@ pub(super) struct Checkpointer {
 pub(super) struct Progress {
     pub(super) last: Checkpoint,
     pub(super) synced: Instant,
+    /// How much of the log the synced projection covers.
+    pub(super) synced_to: u64,
     pub(super) unsynced: bool,
 }
 
@@ -175,10 +181,12 @@ impl Checkpointer {
             progress.last = record;
             progress.unsynced = true;
         }
-        let due = progress.synced.elapsed() >= self.sync_every;
+        let due = progress.synced.elapsed() >= self.sync_every
+            || applied.saturating_sub(progress.synced_to) >= SYNC_BYTES;
         if last || (progress.unsynced && (due || self.over_retention())) {
             self.projection.sync()?;
             progress.synced = Instant::now();
+            progress.synced_to = applied;
             progress.unsynced = false;
             self.shorten(applied.min(committed))?;
         }

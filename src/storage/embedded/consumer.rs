@@ -49,7 +49,7 @@ impl Consumer {
         rows.iter().for_each(|row| self.tables.tell(offset, row));
     }
 
-    async fn read_back(&self, from: u64, to: u64) -> Result<Option<LogBatch>, StorageError> {
+    async fn read_back(&self, from: u64, to: u64) -> Result<LogBatch, StorageError> {
         let (wal, bounds, loaded) = (self.wal.clone(), self.feed.bounds, self.loaded_below);
         let read = run_blocking(self.blocking, move || {
             let mut read = ReadBack { at: from, ..ReadBack::default() };
@@ -67,8 +67,7 @@ impl Consumer {
             self.tell(*offset, rows);
         }
         self.feed.read_back(read.items.first().map(|(_, item)| item), read.at);
-        let batch = self.feed.batch(read.items, read.at);
-        Ok((!batch.items.is_empty()).then_some(batch))
+        Ok(self.feed.batch(read.items, read.at))
     }
 }
 
@@ -119,11 +118,7 @@ impl LogConsumer for Consumer {
                 match feed.take() {
                     Taken::Batch(batch) => return Ok(batch),
                     Taken::Retained(offset, rows) => self.tell(offset, &rows),
-                    Taken::Behind(from, to) => {
-                        if let Some(batch) = self.read_back(from, to).await? {
-                            return Ok(batch);
-                        }
-                    }
+                    Taken::Behind(from, to) => return self.read_back(from, to).await,
                     Taken::Nothing => arrived.await,
                 }
             }

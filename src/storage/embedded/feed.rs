@@ -53,8 +53,8 @@ struct FeedState {
     end: u64,
     /// Where the consumer reads next: everything below was handed out.
     at: u64,
-    /// The end of the last batch; none before the first.
-    told: Option<u64>,
+    /// The end of the last batch that was handed out.
+    told: u64,
     /// Everything below was dealt with.
     passed: u64,
     /// When the oldest item that was not dealt with came, wall clock.
@@ -90,7 +90,7 @@ impl Feed {
             front: end,
             end,
             at: committed.min(end),
-            told: None,
+            told: committed.min(end),
             passed: committed.min(end),
             oldest_ms: wall_ms(),
             commit: (committed, Arc::new(state)),
@@ -156,13 +156,12 @@ impl Feed {
             }
         }
         state.step();
-        match items.first() {
-            Some((_, first)) => state.oldest_ms = item_ms(first),
-            None if state.told == Some(state.at) => return Taken::Nothing,
-            // Only rows came: an empty batch tells whoever waits for the end that it is reached.
-            None => {}
+        if let Some((_, first)) = items.first() {
+            state.oldest_ms = item_ms(first);
+        } else if state.at <= state.told {
+            return Taken::Nothing;
         }
-        state.told = Some(state.at);
+        state.told = state.at;
         Taken::Batch(self.batch(items, state.at))
     }
 
@@ -174,8 +173,8 @@ impl Feed {
     pub(super) fn read_back(&self, first: Option<&LogItem>, at: u64) {
         let mut state = self.state.lock();
         state.at = at;
+        state.told = at;
         if let Some(first) = first {
-            state.told = Some(at);
             state.oldest_ms = item_ms(first);
         }
     }

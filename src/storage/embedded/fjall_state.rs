@@ -7,10 +7,15 @@ use parking_lot::RwLock;
 
 use super::format::TABLES;
 use super::projection::{Change, Changes, Projection, Space, Visit};
+use super::torn_journal;
 use crate::storage::{StorageError, Table};
 
 const FIXED: [(Space, &str); 3] =
     [(Space::Meta, "meta"), (Space::Queues, "queues"), (Space::Entries, "entries")];
+
+/// What one keyspace holds in memory before it is written out; the library's default is four
+/// times as much, and there are nine keyspaces.
+const MEMTABLE: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(super) struct FjallState {
@@ -135,6 +140,7 @@ fn explain(path: &Path, error: &fjall::Error) -> StorageError {
 impl Open {
     fn new(path: &Path, cache_bytes: u64) -> Result<Self, StorageError> {
         let explain = |error: fjall::Error| explain(path, &error);
+        torn_journal::cut(path).map_err(|error| explain(error.into()))?;
         let database = Database::builder(path)
             .cache_size(cache_bytes)
             .worker_threads(2)
@@ -143,9 +149,16 @@ impl Open {
         let tables = TABLES.into_iter().map(table_name);
         let names = FIXED.into_iter().map(|(_, name)| name).chain(tables);
         let keyspaces = names
-            .map(|name| database.keyspace(name, KeyspaceCreateOptions::default))
+            .map(|name| {
+                let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE);
+                database.keyspace(name, options)
+            })
             .collect::<Result<Vec<_>, _>>()
             .map_err(explain)?;
+        // fjall syncs what is in a keyspace's folder, but not the name of the folder.
+        std::fs::File::open(path.join("keyspaces"))
+            .and_then(|names| names.sync_all())
+            .map_err(|error| explain(error.into()))?;
         Ok(Self { database, keyspaces })
     }
 

@@ -26,6 +26,7 @@ mod start;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod torn_journal;
 pub mod wal;
 
 use std::sync::Arc;

@@ -80,6 +80,8 @@ pub(super) trait Projection: Send + Sync + fmt::Debug {
     fn close(&self);
 }
 
+/// What a batch replaced, in its order.
+type Undo = Vec<(Space, Vec<u8>, Option<Vec<u8>>)>;
 type Image = BTreeMap<(Space, Vec<u8>), Vec<u8>>;
 
 /// The projection in memory, for the simulation: what `sync` has not covered may be lost.
@@ -92,30 +94,25 @@ pub struct MemoryProjection {
 struct MemoryState {
     image: Image,
     /// What each batch since the last sync replaced, to undo it.
-    unsynced: Vec<Vec<(Space, Vec<u8>, Option<Vec<u8>>)>>,
+    unsynced: Vec<Undo>,
     failing: bool,
 }
 
 impl MemoryProjection {
-    /// A loss of power that kept the first `keep` batches written since the last sync.
-    pub fn crash(&self, keep: usize) {
-        let mut state = self.state.lock();
-        while state.unsynced.len() > keep {
-            for (space, key, old) in state.unsynced.pop().into_iter().flatten().rev() {
+    /// The projection as a loss of power leaves it that kept the first `keep` batches written
+    /// since the last sync: a new one. This one lives on, and disturbs nothing there.
+    #[must_use]
+    pub fn crash(&self, keep: usize) -> MemoryProjection {
+        let state = self.state.lock();
+        let mut image = state.image.clone();
+        for undo in state.unsynced.iter().skip(keep).rev() {
+            for (space, key, old) in undo.iter().rev() {
                 match old {
-                    Some(value) => state.image.insert((space, key), value),
-                    None => state.image.remove(&(space, key)),
+                    Some(value) => image.insert((*space, key.clone()), value.clone()),
+                    None => image.remove(&(*space, key.clone())),
                 };
             }
         }
-        state.unsynced.clear();
-    }
-
-    /// What it holds now, in a projection of its own: what happens to this one changes nothing
-    /// there.
-    #[must_use]
-    pub fn copy(&self) -> MemoryProjection {
-        let image = self.state.lock().image.clone();
         MemoryProjection { state: Mutex::new(MemoryState { image, ..MemoryState::default() }) }
     }
 

@@ -300,6 +300,12 @@ impl Queue {
         self.depth() + self.trimmed.len() as u64
     }
 
+    /// The reader asks for what follows `after`: nothing above it was sent on this connection, and
+    /// what was trimmed there never will be. The number of such entries.
+    pub(super) fn never_sent(&mut self, after: u64) -> u64 {
+        self.trimmed.split_off(&after.saturating_add(1)).len() as u64
+    }
+
     /// The sequences of the next page: those to be read from the projection come first, and when
     /// there are some, they are all there is.
     pub(super) fn cold_page(&self, after: u64, max_messages: usize) -> Vec<u64> {

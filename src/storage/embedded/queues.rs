@@ -241,12 +241,16 @@ impl Queues {
         let mut shard = self.shard(key);
         let queue = shard.find(key, incarnation).ok_or(StorageError::Fenced)?;
         let next_seq = queue.meta.next_seq;
+        let effect = Effect { hot: 0, dropped: queue.never_sent(after) };
         let seqs = queue.cold_page(after, max_messages);
-        if seqs.is_empty() {
-            let page = queue.hot_page(after, max_messages, max_bytes);
-            return Ok(Plan::Hot(page, next_seq));
-        }
-        Ok(Plan::Cold { number: queue.meta.number, seqs, next_seq })
+        let plan = if seqs.is_empty() {
+            Plan::Hot(queue.hot_page(after, max_messages, max_bytes), next_seq)
+        } else {
+            Plan::Cold { number: queue.meta.number, seqs, next_seq }
+        };
+        drop(shard);
+        self.count(effect);
+        Ok(plan)
     }
 
     /// Which of these entries are still owed, and whether they were received.
@@ -317,5 +321,49 @@ impl Queues {
         }
         drop(shard);
         self.count(effect);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::mqtt::{Delivery, QoS};
+    use crate::storage::contract::{batch_of, client};
+    use crate::storage::embedded::format::queue_frame;
+    use crate::storage::{MessageRef, Position, QueueEntry, SourceId};
+
+    /// DEV-8: a replay may begin before what a queue has seen; older opens and removals of its
+    /// name change nothing then.
+    #[test]
+    fn applying_older_frames_again_changes_nothing() {
+        let queues = Queues::new(10, 1000);
+        let (key, first, second) = (client("c"), 1, 2);
+        let frames = [
+            (10, FrameKind::QueueOpen, first),
+            (15, FrameKind::QueueRemove, first),
+            (20, FrameKind::QueueOpen, second),
+        ];
+        let replay = || {
+            for (offset, kind, incarnation) in frames {
+                let head = queue_frame(&key, incarnation);
+                queues.apply(offset, kind, &head).expect("applies");
+            }
+        };
+        replay();
+        let position = Position { partition: 0, offset: 30 };
+        let entry = QueueEntry {
+            source: SourceId { incarnation: 1, position, index: 0 },
+            message: MessageRef::new(batch_of("p", &["one"], None), 0),
+            delivery: Delivery { qos: QoS::AtLeastOnce, retain: false },
+            subscription_ids: Arc::from([]),
+            expires_at_ms: None,
+        };
+        let append = QueueAppend { queue: key.clone(), incarnation: second, entries: vec![entry] };
+        assert_eq!(queues.append(append), Appended::Taken { first_seq: 1, skipped: 0 });
+        replay();
+        assert_eq!(queues.depth(&key), 1);
+        assert!(queues.attach(&key, second).is_some());
     }
 }

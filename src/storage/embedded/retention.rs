@@ -35,9 +35,10 @@ impl Checkpointer {
             let bases = others.iter().skip(1).map(|segment| segment.base).chain([last.base]);
             // The last of the removable segments ends where the next one begins.
             let Some(end) = bases.take_while(|base| *base <= floor).next() else { return Ok(()) };
-            let owing = self.owing(end)?;
+            let over = self.over(&segments);
+            let owing = self.owing(end, !over)?;
             if !owing.is_empty() {
-                if !self.over(&segments) {
+                if !over {
                     return Ok(());
                 }
                 for queue in &owing {
@@ -52,8 +53,9 @@ impl Checkpointer {
         }
     }
 
-    /// The queues that point below `end`. A queue's floor only says that it might.
-    fn owing(&self, end: u64) -> Result<Vec<Owing>, StorageError> {
+    /// The queues that point below `end`, or only one of them. A queue's floor only says that it
+    /// might: looking costs a read of the projection.
+    fn owing(&self, end: u64, one: bool) -> Result<Vec<Owing>, StorageError> {
         let mut suspects = Vec::new();
         for shard in self.queues.shards() {
             for (key, queue) in &shard.lock().queues {
@@ -69,6 +71,9 @@ impl Checkpointer {
             self.raise_floor(&suspect, lowest);
             if lowest < end {
                 owing.push(suspect);
+                if one {
+                    break;
+                }
             }
         }
         Ok(owing)

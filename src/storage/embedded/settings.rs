@@ -26,6 +26,9 @@ pub struct EmbeddedSettings {
     /// Bytes of queued messages in memory; above it a checkpoint comes early, above twice as many
     /// appends wait for it.
     pub hot_bytes: u64,
+    /// Bytes of table rows that no checkpoint has written yet; above it puts are refused
+    /// (`NotStored`) until checkpoints work again.
+    pub row_bytes: u64,
     /// Bytes of the log that are kept for what queues point to; above it the messages are copied
     /// out. What was not dispatched stays whatever its size (IN-8).
     pub retain_bytes: u64,
@@ -48,6 +51,7 @@ impl Default for EmbeddedSettings {
             queue_limit: 10_000,
             queue_ttl: Duration::from_secs(604_800),
             hot_bytes: 256 << 20,
+            row_bytes: 256 << 20,
             retain_bytes: 1 << 30,
             cache_bytes: 64 << 20,
             bucket: Vec::new(),

@@ -24,6 +24,11 @@ use super::tables::{TablePort, Tables};
 use super::wal::{Disk, Driver, FolderLock, RealDisk, Wal};
 use super::{Blocking, Embedded, EmbeddedSettings, Runner, Stores};
 use crate::storage::StorageError;
+use crate::telemetry::task;
+
+/// A pause between checkpoints is at least so many times as long as the last one took: with many
+/// busy queues a pass costs processor time, and a longer replay after a crash costs nobody.
+const PAUSE_SHARE: u32 = 9;
 
 /// What was read and replayed, before anything runs.
 struct Recovered {
@@ -54,7 +59,7 @@ impl Embedded {
     }
 }
 
-fn build(
+pub(super) fn build(
     disk: Arc<dyn Disk>,
     projection: Arc<dyn Projection>,
     config: EmbeddedSettings,
@@ -66,64 +71,75 @@ fn build(
     let committed = checkpoint.committed.max(wal.first());
     let state = checkpoint.state.clone();
     let feed = Arc::new(Feed::new(config.feed(), wal.incarnation(), committed, state, end));
-    let kick = Arc::new(Kick::new(config.hot_bytes));
-    let applied = Arc::new(AtomicU64::new(end));
-    let blocking = match driver {
-        Driver::Thread => Blocking::Pool,
-        Driver::Task => Blocking::Inline,
-    };
-    let trouble = Arc::new(Mutex::new(None));
-    let machine = Machine {
-        tables: Arc::clone(&tables),
-        queues: Arc::clone(&queues),
-        feed: Arc::clone(&feed),
-        applied: Arc::clone(&applied),
-        fresh: Vec::new(),
-        kick: Arc::clone(&kick),
-    };
-    let stores = Stores {
-        log: Arc::new(PublishPort {
-            wal: wal.clone(),
-            feed: Arc::clone(&feed),
-            tables: Arc::clone(&tables),
-            blocking,
-            loaded_below: end,
-            applied: Arc::clone(&applied),
-            trouble: Arc::clone(&trouble),
-        }),
-        tables: Arc::new(TablePort {
-            tables: Arc::clone(&tables),
-            wal: wal.clone(),
-            projection: Arc::clone(&projection),
-        }),
-        queues: Arc::new(QueuePort {
-            queues: Arc::clone(&queues),
-            wal: wal.clone(),
-            projection: Arc::clone(&projection),
-            blocking,
-            kick: Arc::clone(&kick),
-        }),
-        bucket: Arc::new(LocalBucket::new(&config.bucket)),
-    };
-    let progress = Progress { last: checkpoint, synced: Instant::now(), unsynced: false };
+    let (synced, synced_to) = (Instant::now(), checkpoint.applied);
+    let progress = Progress { last: checkpoint, synced, synced_to, unsynced: false };
     let checkpointer = Arc::new(Checkpointer {
         projection,
         tables,
         queues,
         feed,
         wal: wal.clone(),
-        applied,
-        kick,
-        trouble,
+        applied: Arc::new(AtomicU64::new(end)),
+        kick: Arc::new(Kick::new(config.hot_bytes)),
+        trouble: Arc::new(Mutex::new(None)),
         sync_every: config.sync_every,
         retain_bytes: config.retain_bytes,
         progress: Mutex::new(progress),
     });
-    wal.start(Box::new(machine), driver);
+    let stores = stores(&checkpointer, driver, &config);
+    wal.start(Box::new(machine(&checkpointer)), driver);
     let runner = run(Arc::clone(&checkpointer), config.checkpoint_every, driver)?;
     let embedded =
         Embedded { checkpointer, runner: Mutex::new(Some(runner)), lock: Mutex::new(None) };
     Ok((embedded, stores))
+}
+
+/// What the log's thread works on.
+fn machine(parts: &Checkpointer) -> Machine {
+    Machine {
+        tables: Arc::clone(&parts.tables),
+        queues: Arc::clone(&parts.queues),
+        feed: Arc::clone(&parts.feed),
+        applied: Arc::clone(&parts.applied),
+        fresh: Vec::new(),
+        kick: Arc::clone(&parts.kick),
+    }
+}
+
+/// The ports. Called before the log moves: its end is what the tables hold when they are loaded.
+fn stores(parts: &Checkpointer, driver: Driver, config: &EmbeddedSettings) -> Stores {
+    let blocking = match driver {
+        Driver::Thread => Blocking::Pool,
+        Driver::Task => Blocking::Inline,
+    };
+    let log = PublishPort {
+        wal: parts.wal.clone(),
+        feed: Arc::clone(&parts.feed),
+        tables: Arc::clone(&parts.tables),
+        blocking,
+        loaded_below: parts.wal.end(),
+        applied: Arc::clone(&parts.applied),
+        trouble: Arc::clone(&parts.trouble),
+    };
+    let tables = TablePort {
+        tables: Arc::clone(&parts.tables),
+        wal: parts.wal.clone(),
+        projection: Arc::clone(&parts.projection),
+        row_bytes: config.row_bytes,
+    };
+    let queues = QueuePort {
+        queues: Arc::clone(&parts.queues),
+        wal: parts.wal.clone(),
+        projection: Arc::clone(&parts.projection),
+        blocking,
+        kick: Arc::clone(&parts.kick),
+    };
+    Stores {
+        log: Arc::new(log),
+        tables: Arc::new(tables),
+        queues: Arc::new(queues),
+        bucket: Arc::new(LocalBucket::new(&config.bucket)),
+    }
 }
 
 /// The checkpoint's own loop; errors are told by `trouble` and tried again by the next pass.
@@ -136,10 +152,13 @@ fn run(
         Driver::Thread => {
             let builder = std::thread::Builder::new().name("sluice-checkpoint".into());
             let work = move || {
+                let mut pause = every;
                 while !checkpointer.kick.stopped() {
-                    checkpointer.kick.wait(every);
+                    checkpointer.kick.wait(pause);
                     if !checkpointer.kick.stopped() {
+                        let begun = Instant::now();
                         drop(checkpointer.pass(false));
+                        pause = every.max(begun.elapsed() * PAUSE_SHARE);
                     }
                 }
             };
@@ -147,7 +166,7 @@ fn run(
             let text = |error| StorageError::Unavailable(format!("no thread to be had: {error}"));
             spawned.map(Runner::Thread).map_err(text)
         }
-        Driver::Task => Ok(Runner::Task(tokio::spawn(async move {
+        Driver::Task => Ok(Runner::Task(task::spawn("checkpoint", async move {
             while !checkpointer.kick.stopped() {
                 drop(tokio::time::timeout(every, checkpointer.kick.task.notified()).await);
                 drop(checkpointer.pass(false));

@@ -14,7 +14,7 @@ use super::projection::{Changes, Projection, Space};
 use super::records::{read_row, row_record};
 use super::wal::{Frame, FrameKind, Live, Wal};
 use crate::storage::{
-    AppendSink, ChangeLog, Durability, Follower, Position, Row, StorageError, Table,
+    AppendOutcome, AppendSink, ChangeLog, Durability, Follower, Position, Row, StorageError, Table,
 };
 
 type Dirty = HashMap<Bytes, (u64, Option<Bytes>), ahash::RandomState>;
@@ -156,6 +156,7 @@ pub(super) struct TablePort {
     pub(super) tables: Arc<Tables>,
     pub(super) wal: Wal,
     pub(super) projection: Arc<dyn Projection>,
+    pub(super) row_bytes: u64,
 }
 
 impl ChangeLog for TablePort {
@@ -163,6 +164,10 @@ impl ChangeLog for TablePort {
     /// unique and in order with durable rows of the same key; a recovery passes over them.
     fn put(&self, rows: Vec<Row>, durability: Durability, sink: Arc<dyn AppendSink>, ticket: u64) {
         let relaxed = durability == Durability::Relaxed;
+        if !relaxed && self.tables.dirty_bytes() > self.row_bytes {
+            sink.settled(ticket, AppendOutcome::NotStored);
+            return;
+        }
         let (head, body) = rows_frame(&rows, relaxed);
         let live = Some(Live::Rows(rows.into()));
         let frame = Frame { kind: FrameKind::Rows, head, body, live };

@@ -106,8 +106,10 @@ impl State {
         let most = 1 + self.dice.roll(BATCH_ITEMS);
         let mut items: Vec<(Position, LogItem)> = Vec::new();
         let from = self.log.partition_point(|logged| logged.offset < self.at);
+        let mut whole = true;
         for logged in self.log.range(from..) {
             if logged.offset >= self.visible || items.len() as u64 >= most {
+                whole = logged.offset >= self.visible;
                 break;
             }
             match &logged.record {
@@ -117,6 +119,7 @@ impl State {
                     let rows: Vec<Row> = retained.cloned().collect();
                     if !rows.is_empty() {
                         if !items.is_empty() {
+                            whole = false;
                             break;
                         }
                         self.at = logged.offset + 1;
@@ -132,14 +135,13 @@ impl State {
             }
             self.at = logged.offset + 1;
         }
-        if items.is_empty() {
-            // Nothing for the consumer stands below what is visible; that is told once.
-            self.at = self.at.max(self.visible);
-            if self.told == Some(self.at) {
-                return Step::Nothing;
-            }
+        if whole {
+            self.at = self.visible.max(self.at);
         }
-        self.told = Some(self.at);
+        if self.at <= self.told {
+            return Step::Nothing;
+        }
+        self.told = self.at;
         Step::Batch(LogBatch { incarnation: self.incarnation, items, end: at(self.at) })
     }
 }

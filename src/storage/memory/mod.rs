@@ -21,6 +21,7 @@ use self::tables::MemoryTables;
 use self::world::World;
 use super::Stores;
 use super::embedded::{LocalBucket, Window};
+use crate::telemetry::task;
 
 /// What goes wrong, and how often. The default is that nothing does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +70,7 @@ impl Memory {
     }
 
     fn start(world: Arc<World>, config: MemoryConfig) -> Self {
-        let settler = tokio::spawn(world::settle(Arc::clone(&world)));
+        let settler = task::spawn("memory storage", world::settle(Arc::clone(&world)));
         Self { world, config, settler }
     }
 

@@ -132,7 +132,10 @@ impl MemoryQueue {
         }
     }
 
-    pub(super) fn page(&self, after: u64, max_messages: usize, max_bytes: usize) -> Page {
+    pub(super) fn page(&mut self, after: u64, max_messages: usize, max_bytes: usize) -> Page {
+        // Nothing above `after` was sent on this connection: what was trimmed there is lost.
+        let lost = self.trimmed.split_off(&after.saturating_add(1)).len();
+        dropped(DropReason::QueueLimitExceeded, Direction::Outbound, lost as u64);
         let (mut messages, mut bytes) = (Vec::new(), 0);
         for (seq, entry) in self.entries.range(after.saturating_add(1)..) {
             let view = entry.message.view();

@@ -57,7 +57,7 @@ impl Factory for InMemory {
 mod quiet {
     use super::{Faults, InMemory};
 
-    crate::storage_contract!(InMemory { faults: Faults::default() });
+    crate::storage::contract::suite!(InMemory { faults: Faults::default() });
 }
 
 /// The same cases when every answer is late and every crash rolls back as far as it may.
@@ -66,7 +66,7 @@ mod rough {
 
     use super::{Faults, InMemory};
 
-    crate::storage_contract!(InMemory {
+    crate::storage::contract::suite!(InMemory {
         faults: Faults { delay: Duration::from_micros(300), rollback: true, ..Faults::default() }
     });
 }

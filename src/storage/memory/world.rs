@@ -81,9 +81,9 @@ pub(super) struct State {
     pub(super) consumer_taken: bool,
     /// Where the consumer reads next.
     pub(super) at: u64,
+    /// The end of the last batch that was handed out.
+    pub(super) told: u64,
     pub(super) passed: u64,
-    /// The end of the last batch; none before the first.
-    pub(super) told: Option<u64>,
     pub(super) commit: (u64, Vec<u8>),
     /// Retained rows below it were there when the tables were loaded.
     pub(super) loaded_below: u64,
@@ -133,8 +133,8 @@ impl World {
             visible: 1,
             consumer_taken: false,
             at: 1,
+            told: 1,
             passed: 1,
-            told: None,
             commit: (1, Vec::new()),
             loaded_below: 1,
             rows: Arc::default(),
@@ -327,13 +327,13 @@ impl State {
         let whole = self.log.front().is_none_or(|first| first.offset == 1);
         let oldest = self.snapshots.front().cloned();
         let fallback = if whole { None } else { oldest };
-        self.from_snapshot(snapshot.or(fallback), false)
+        self.revive(snapshot.or(fallback), false)
     }
 
     pub(super) fn restart(&mut self) -> State {
         self.snapshot();
         let newest = self.snapshots.back().cloned();
-        self.from_snapshot(newest, true)
+        self.revive(newest, true)
     }
 
     /// What was on its way may have been stored although nobody was told.
@@ -358,7 +358,7 @@ impl State {
         self.end += 1;
     }
 
-    fn from_snapshot(&mut self, snapshot: Option<Snapshot>, orderly: bool) -> State {
+    fn revive(&mut self, snapshot: Option<Snapshot>, orderly: bool) -> State {
         let start = || Snapshot {
             applied: 1,
             commit: (1, Vec::new()),
@@ -379,8 +379,8 @@ impl State {
             visible: self.end,
             consumer_taken: false,
             at: commit.0,
+            told: commit.0,
             passed: commit.0,
-            told: None,
             commit: commit.clone(),
             loaded_below: self.end,
             rows,

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -82,7 +83,7 @@ impl Broker {
             let mut broker = Broker::spawn(&start, &folder, free_port(), free_port());
             let Some(status) = broker.await_listening() else { return Ok(broker) };
             let log = broker.finished_log();
-            if tries == 5 || !log.to_lowercase().contains("in use") {
+            if tries == 5 || !log.to_lowercase().contains("address already in use") {
                 broker.lines.lock().clear();
                 return Err((status, log));
             }
@@ -133,6 +134,17 @@ impl Broker {
         }
     }
 
+    /// Where this broker keeps its data.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// Where its data is, in a folder `data`.
+    #[allow(dead_code, reason = "the crash tests need it")]
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
     pub(crate) fn address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.mqtt)
     }
@@ -153,6 +165,13 @@ impl Broker {
         self.await_exit();
     }
 
+    /// Starts on the same folder what may refuse to: the exit status and the log in that case.
+    pub(crate) fn try_start_again(&mut self) -> Result<(), (ExitStatus, String)> {
+        let next = Broker::try_launch(self.start.clone(), Arc::clone(&self.folder))?;
+        *self = next;
+        Ok(())
+    }
+
     /// Starts on the same folder after `stop` or `kill`; ports may differ.
     #[track_caller]
     pub(crate) fn start_again(&mut self) {
@@ -160,6 +179,16 @@ impl Broker {
         let next = Broker::launch(self.start.clone(), Arc::clone(&self.folder));
         next.lines.lock().splice(0..0, earlier);
         *self = next;
+    }
+
+    /// After `stop` or `kill`: starts, and is killed so soon that it may not be ready yet.
+    #[allow(dead_code, reason = "the crash tests need it")]
+    pub(crate) fn start_and_kill(&mut self, after: Duration) {
+        let mut next = Broker::spawn(&self.start, &self.folder, free_port(), free_port());
+        std::thread::sleep(after);
+        next.kill();
+        let lines = std::mem::take(&mut *next.lines.lock());
+        self.lines.lock().extend(lines);
     }
 
     #[track_caller]
@@ -243,6 +272,37 @@ impl Broker {
         let value = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
         let values: Vec<f64> = page.lines().filter(of_it).filter_map(value).collect();
         (!values.is_empty()).then(|| values.iter().sum())
+    }
+
+    /// Messages or copies that were dropped for this reason, on both sides.
+    pub(crate) fn dropped(&self, reason: &str) -> usize {
+        let page = self.scrape();
+        let label = format!("reason=\"{reason}\"");
+        let of_it =
+            |line: &&str| line.starts_with("droppedMsgs_by_reason_total{") && line.contains(&label);
+        let value = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
+        page.lines().filter(of_it).filter_map(value).sum::<f64>() as usize
+    }
+
+    /// Waits until something about it is so; gauges and counters may lag a moment behind.
+    #[track_caller]
+    pub(crate) fn eventually(&self, what: &str, so: impl Fn(&Broker) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !so(self) {
+            assert!(Instant::now() < deadline, "never came: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until a metric has this value: some are set by a sweep.
+    #[track_caller]
+    pub(crate) fn await_metric(&self, name: &str, value: f64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.metric(name) != Some(value) {
+            let is = self.metric(name);
+            assert!(Instant::now() < deadline, "{name} is {is:?}, not {value}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Resident memory in KiB.

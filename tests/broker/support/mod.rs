@@ -16,5 +16,5 @@ pub(crate) use client::Client;
 pub(crate) use harness::{Broker, Start};
 pub(crate) use matching::matches;
 pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};
-pub(crate) use parse::{AckKind, Packet, parse};
+pub(crate) use parse::{AckKind, Packet, Publish, parse};
 pub(crate) use random::Random;

@@ -267,6 +267,10 @@ impl Connect {
         self
     }
 
+    pub(crate) fn id(&self) -> &[u8] {
+        &self.id
+    }
+
     pub(crate) fn flags(&self) -> u8 {
         let will = self.will.as_ref();
         let will = will.map_or(0, |will| 4 | will.qos << 3 | u8::from(will.retain) << 5);

@@ -67,6 +67,10 @@ impl Factory for Real {
             Box::new(backend) as Box<dyn Backend>
         })
     }
+
+    fn seeds(&self) -> u64 {
+        2
+    }
 }
 
-crate::storage_contract!(Real);
+crate::storage::contract::suite!(Real);

@@ -42,8 +42,7 @@ impl Backend for SimBackend {
             // First the medium stops, then the program.
             self.disk = self.disk.crash();
             let keep = self.roll(self.projection.unsynced() + 1);
-            self.projection.crash(keep);
-            let frozen = Arc::new(self.projection.copy());
+            let frozen = Arc::new(self.projection.crash(keep));
             drop(self.open.take());
             self.projection = frozen;
             self.reopen();
@@ -64,10 +63,10 @@ impl Factory for Sim {
     fn make(&self, options: Options) -> BoxFuture<'_, Box<dyn Backend>> {
         Box::pin(async move {
             let mut config = super::contract_real::config(options);
-            config.wal.segment_bytes = 16 << 10;
+            config.wal.segment_bytes = 2 << 10;
             config.checkpoint_every = Duration::from_millis(1);
             config.sync_every = Duration::from_millis(10);
-            config.retain_bytes = 64 << 10;
+            config.retain_bytes = 6 << 10;
             let disk = SimDisk::new(options.seed);
             let projection = Arc::new(MemoryProjection::default());
             let dice = options.seed;
@@ -76,6 +75,10 @@ impl Factory for Sim {
             Box::new(backend) as Box<dyn Backend>
         })
     }
+
+    fn seeds(&self) -> u64 {
+        400
+    }
 }
 
-crate::storage_contract!(Sim);
+crate::storage::contract::suite!(Sim);

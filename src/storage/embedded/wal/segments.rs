@@ -16,7 +16,7 @@ use crate::storage::StorageError;
 /// Files kept open for reading; beyond it the one that was not used for longest is closed.
 const OPEN_FILES_MAX: usize = 16;
 /// Removed segments kept to be written again: blocks that were written before need no zeros.
-const SPARES_MAX: usize = 2;
+const SPARES_MAX: usize = 4;
 /// The first read of a frame: most small frames need no second one.
 const PROBE: usize = 4096;
 

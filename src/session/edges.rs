@@ -1,0 +1,86 @@
+//! A connection's edges: its first packet, and the last words to a peer that has to go.
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Duration, timeout};
+
+use super::handshake::{self, Refusal};
+use super::read_buffer::ReadBuffer;
+use crate::codec::{self, Connect, DecodeError, Packet, Peer};
+use crate::mqtt::{ProtocolVersion, ReasonCode};
+
+/// How long a refused or faulty peer may take to accept its last packet.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Reads the CONNECT. `None` in the error: nothing is answered.
+pub(super) async fn first_packet(
+    buffer: &mut ReadBuffer,
+    read: &mut (impl AsyncRead + Unpin),
+    max_bytes: u32,
+) -> Result<Box<Connect>, Option<Refusal>> {
+    let mut needed = 0;
+    loop {
+        let unread = buffer.unread();
+        let fault = |error: DecodeError| refusal_of(unread, error);
+        if let Some(frame) =
+            codec::frame_length(unread, None, Peer::Client, max_bytes).map_err(fault)?
+        {
+            needed = frame.total;
+            if unread.len() >= needed {
+                let packet = codec::decode(&unread[..needed], None, Peer::Client).map_err(fault)?;
+                let Packet::Connect(connect) = packet else { return Err(None) };
+                buffer.consume(needed);
+                return Ok(connect);
+            }
+        }
+        if buffer.fill(read, needed).await.map_err(|_| None)? == 0 {
+            return Err(None);
+        }
+    }
+}
+
+/// What a bad CONNECT is answered: v5 a CONNACK with the reason, v3.x one only where it has a
+/// return code for it, everything that is no CONNECT nothing at all.
+fn refusal_of(frame: &[u8], error: DecodeError) -> Option<Refusal> {
+    tracing::debug!(%error, "CONNECT refused");
+    let level = codec::connect_level(frame)?;
+    let reason = match error.connack_v3 {
+        None if level < 5 => return None,
+        Some(1) => ReasonCode::UnsupportedProtocolVersion,
+        Some(2) => ReasonCode::ClientIdentifierNotValid,
+        Some(_) | None => error.reason,
+    };
+    let version = if level >= 5 { ProtocolVersion::V5 } else { ProtocolVersion::V311 };
+    Some(Refusal { version, reason, maximum_packet_size: None })
+}
+
+/// Sends the CONNACK of a refusal and ends.
+pub(super) async fn say_last(
+    read: &mut (impl AsyncRead + Unpin),
+    write: &mut (impl AsyncWrite + Unpin),
+    refusal: Option<Refusal>,
+) {
+    let Some(refusal) = refusal else { return };
+    let bytes = handshake::refusal_bytes(refusal);
+    let say = async {
+        write.write_all(&bytes).await?;
+        write.shutdown().await
+    };
+    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) {
+        linger(read).await;
+    }
+}
+
+/// Reads away what the peer still sends, so that closing does not throw our last packet away with
+/// it. Bounded in time and bytes.
+pub(super) async fn linger(read: &mut (impl AsyncRead + Unpin)) {
+    let mut buffer = ReadBuffer::default();
+    let drain = async {
+        for _ in 0..16 {
+            match buffer.fill(read, 0).await {
+                Ok(read) if read > 0 => buffer.consume(read),
+                Ok(_) | Err(_) => return,
+            }
+        }
+    };
+    drop(timeout(LAST_WORDS, drain).await);
+}

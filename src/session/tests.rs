@@ -1,0 +1,296 @@
+//! Sessions over the faulty backend: what a refused, doubtful or overtaken append must not cost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::task::JoinHandle;
+
+use super::{Config, Handles, Sessions};
+use crate::delivery::{self, Slots};
+use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::storage::{Faults, Memory, MemoryConfig};
+use crate::storage::{LogConsumer, NodeId};
+use crate::telemetry::task;
+
+const PUBLISH: u8 = 0x34;
+const PUBREC: u8 = 0x50;
+const PUBREL: u8 = 0x62;
+const PUBCOMP: u8 = 0x70;
+
+fn config(inbound_budget_bytes: usize) -> Config {
+    Config {
+        connect_timeout: Duration::from_secs(10),
+        claim_timeout: Duration::from_secs(5),
+        pre_connect_packets: 100,
+        read_ahead_messages: 100,
+        read_ahead_bytes: 1 << 16,
+        inbound_budget_bytes,
+        append_timeout: Duration::from_secs(5),
+        dispatch_lag_max_bytes: 1 << 30,
+        dispatch_lag_max_age: Duration::from_secs(60),
+        receive_maximum: 100,
+        max_keep_alive_secs: None,
+        max_topic_segments: None,
+        topic_alias_max: 0,
+        allow_root_wildcard: true,
+        max_subscriptions_per_client: None,
+        sessions_limit: None,
+        max_session_expiry_secs: None,
+        v3_session_ttl_secs: None,
+        v31_max_client_id_chars: 23,
+        response_info: None,
+        incoming_rate: None,
+        total_rate: None,
+    }
+}
+
+fn delivery() -> delivery::Config {
+    delivery::Config {
+        write_buffer_high_bytes: 1 << 16,
+        write_buffer_low_bytes: 1 << 15,
+        v3_receive_maximum: 100,
+        delayed_messages: 100,
+        delayed_ttl: Duration::from_secs(60),
+        topic_alias_max: 0,
+        topic_alias_min_bytes: 0,
+        outgoing_rate: None,
+    }
+}
+
+/// A node over the memory backend.
+struct Node {
+    memory: Memory,
+    sessions: Sessions,
+    dispatcher: JoinHandle<()>,
+}
+
+impl Node {
+    fn new(inbound_budget_bytes: usize) -> Self {
+        let memory = Memory::new(MemoryConfig::default());
+        let stores = memory.stores();
+        let slots = Arc::new(Slots::default());
+        let parts = Parts {
+            subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+            slots,
+            retained: Arc::new(RetainedTable::new(None, None)),
+            judge: Arc::new(Judge::default()),
+            queues: Arc::clone(&stores.queues),
+            progress: Arc::new(Progress::default()),
+            turn: Turn::NextConnected,
+            no_ids: Arc::from([]),
+        };
+        let sessions = Sessions::new(Handles {
+            config: config(inbound_budget_bytes),
+            delivery: Arc::new(delivery()),
+            node: NodeId(Arc::from("n")),
+            log: Arc::clone(&stores.log),
+            tables: Arc::clone(&stores.tables),
+            queues: Arc::clone(&stores.queues),
+            slots: Arc::clone(&parts.slots),
+            subscriptions: Arc::clone(&parts.subscriptions),
+            retained: Arc::clone(&parts.retained),
+            judge: Arc::clone(&parts.judge),
+            progress: Arc::clone(&parts.progress),
+            retained_expiry_period: Duration::from_secs(60),
+        });
+        sessions.load(Duration::ZERO).expect("an empty store loads");
+        let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
+        let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts));
+        Self { memory, sessions, dispatcher }
+    }
+
+    fn refuse(&self) {
+        self.memory.set_faults(Faults { not_stored: 1000, ..Faults::default() });
+    }
+
+    fn slow(&self, delay: Duration) {
+        self.memory.set_faults(Faults { delay, ..Faults::default() });
+    }
+
+    fn well(&self) {
+        self.memory.set_faults(Faults::default());
+    }
+
+    /// A persistent client; level 4 or 5.
+    async fn connect(&self, level: u8, id: u8) -> Client {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let (read, write) = tokio::io::split(theirs);
+        let sessions = self.sessions.clone();
+        task::spawn("connection", async move { sessions.serve(read, write, 1 << 16).await });
+        let mut client = Client { stream: ours, level };
+        let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
+        if level == 5 {
+            body.extend([5, 0x11, 0, 0, 1, 0]);
+        }
+        body.extend([0, 1, id]);
+        client.send(0x10, &body).await;
+        let connack = client.expect(0x20).await;
+        assert_eq!(connack[1], 0, "CONNACK's code");
+        client
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.dispatcher.abort();
+    }
+}
+
+struct Client {
+    stream: DuplexStream,
+    level: u8,
+}
+
+impl Client {
+    async fn send(&mut self, first: u8, body: &[u8]) {
+        let mut bytes = vec![first, u8::try_from(body.len()).expect("a short packet")];
+        bytes.extend(body);
+        self.stream.write_all(&bytes).await.expect("the connection is open");
+    }
+
+    /// QoS 2 on topic `t`.
+    async fn publish(&mut self, dup: bool, id: u8, payload: &[u8]) {
+        let mut body = vec![0, 1, b't', 0, id];
+        body.extend((self.level == 5).then_some(0));
+        body.extend(payload);
+        self.send(PUBLISH | u8::from(dup) << 3, &body).await;
+    }
+
+    async fn subscribe(&mut self) {
+        let mut body = vec![0, 1];
+        body.extend((self.level == 5).then_some(0));
+        body.extend([0, 1, b't', 1]);
+        self.send(0x82, &body).await;
+        self.expect(0x90).await;
+    }
+
+    /// The next packet; `None`: the connection has ended.
+    async fn recv(&mut self) -> Option<(u8, Vec<u8>)> {
+        let first = self.stream.read_u8().await.ok()?;
+        let (mut length, mut shift) = (0, 0);
+        loop {
+            let byte = self.stream.read_u8().await.ok()?;
+            length |= usize::from(byte & 127) << shift;
+            shift += 7;
+            if byte < 128 {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body).await.ok()?;
+        Some((first, body))
+    }
+
+    async fn expect(&mut self, first: u8) -> Vec<u8> {
+        let packet = tokio::time::timeout(Duration::from_secs(30), self.recv()).await;
+        let (got, body) = packet.expect("an answer in time").expect("the connection is open");
+        assert_eq!(got, first, "a packet of the type {first:#x}; its body is {body:02x?}");
+        body
+    }
+
+    async fn expect_end(&mut self) {
+        let end = async { while self.recv().await.is_some() {} };
+        tokio::time::timeout(Duration::from_secs(30), end).await.expect("the connection ends");
+    }
+
+    /// From PUBREC to PUBCOMP.
+    async fn see_through(&mut self, id: u8) {
+        assert_eq!(self.expect(PUBREC).await[..2], [0, id]);
+        self.send(PUBREL, &[0, id]).await;
+        assert_eq!(self.expect(PUBCOMP).await, [0, id]);
+    }
+
+    /// A QoS 1 delivery's last byte, acknowledged.
+    async fn take(&mut self) -> u8 {
+        let body = self.expect(0x32).await;
+        self.send(0x40, &body[3..5]).await;
+        *body.last().expect("a payload")
+    }
+
+    async fn expect_silence(&mut self) {
+        let silence = tokio::time::timeout(Duration::from_millis(200), self.recv()).await;
+        assert!(silence.is_err(), "{silence:?}");
+    }
+}
+
+/// QOS-01, IN-2: a QoS 2 message that was not stored is not answered as a repeat when it is sent
+/// again: on level 4 the connection ended, on level 5 the client was told.
+#[tokio::test(start_paused = true)]
+async fn what_was_not_stored_is_no_repeat() {
+    for level in [4, 5] {
+        let node = Node::new(1 << 20);
+        let mut subscriber = node.connect(5, b's').await;
+        subscriber.subscribe().await;
+        let mut client = node.connect(level, b'p').await;
+        node.refuse();
+        client.publish(false, 7, b"m").await;
+        if level == 4 {
+            client.expect_end().await;
+        } else {
+            assert_eq!(client.expect(PUBREC).await, [0, 7, 0x80]);
+        }
+        node.well();
+        let mut client = node.connect(level, b'p').await;
+        client.publish(true, 7, b"m").await;
+        client.see_through(7).await;
+        assert_eq!(subscriber.take().await, b'm', "level {level}");
+        subscriber.expect_silence().await;
+    }
+}
+
+/// QOS-01: a release that was not stored is recorded when it comes again, so that the id is free
+/// for the next message.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_was_not_stored_is_recorded_again() {
+    for level in [4, 5] {
+        let node = Node::new(1 << 20);
+        let mut subscriber = node.connect(5, b's').await;
+        subscriber.subscribe().await;
+        let mut client = node.connect(level, b'p').await;
+        client.publish(false, 7, b"1").await;
+        client.expect(PUBREC).await;
+        node.refuse();
+        client.send(PUBREL, &[0, 7]).await;
+        client.expect_end().await;
+        node.well();
+        let mut client = node.connect(level, b'p').await;
+        client.send(PUBREL, &[0, 7]).await;
+        assert_eq!(client.expect(PUBCOMP).await, [0, 7]);
+        client.publish(false, 7, b"2").await;
+        client.see_through(7).await;
+        assert_eq!(subscriber.take().await, b'1');
+        assert_eq!(subscriber.take().await, b'2', "level {level}");
+        subscriber.expect_silence().await;
+    }
+}
+
+/// TKO-02, TKO-04: a message that waited for the node's budget when its connection was taken over
+/// is not answered as a repeat on the new one, and is delivered once.
+#[tokio::test(start_paused = true)]
+async fn what_a_takeover_cut_off_before_the_log_is_no_repeat() {
+    let node = Node::new(1024);
+    let mut subscriber = node.connect(5, b's').await;
+    subscriber.subscribe().await;
+    let mut hog = node.connect(5, b'h').await;
+    let mut client = node.connect(5, b'p').await;
+    node.slow(Duration::from_millis(500));
+    // Larger than what would leave room for another one.
+    for id in 1..=9 {
+        hog.publish(false, id, &[b'h'; 100]).await;
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    client.publish(false, 7, b"m").await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let mut again = node.connect(5, b'p').await;
+    client.expect_end().await;
+    again.publish(true, 7, b"m").await;
+    again.see_through(7).await;
+    let mut got: Vec<u8> = Vec::new();
+    for _ in 0..10 {
+        got.push(subscriber.take().await);
+    }
+    got.sort_unstable();
+    assert_eq!(got, b"hhhhhhhhhm");
+    subscriber.expect_silence().await;
+}

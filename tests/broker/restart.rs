@@ -1,0 +1,325 @@
+//! Stops, kills and starts: what is kept, and when the broker refuses to start (SES-05, WIL-11).
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::support::{AckKind, Broker, Client, Connect, Level, Start, Will, wire};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// INV-2, MQTT-4.1.0-1: a kill loses no session, subscription, retained or queued message, and an
+/// exchange that was under way goes on with its id.
+#[test]
+fn a_kill_loses_nothing_that_was_acknowledged() {
+    let mut broker = Broker::start();
+    let connects = [Connect::v311("v311").persistent(), Connect::v5("v5").persistent()];
+    for connect in &connects {
+        let mut client = Client::connect(&broker, connect);
+        client.subscribe_with(&[(b"a/+", 1), (b"b/#", 2), (b"gone", 1)], &[]);
+        client.unsubscribe(&[b"gone"]);
+        client.disconnect();
+    }
+    let mut publisher = Client::connect(&broker, &Connect::v5("publisher").persistent());
+    publisher.retain("b/r", "retained");
+    for number in 0..50 {
+        publisher.publish("a/x", number.to_string(), 1);
+    }
+    publisher.publish("gone", "never", 1);
+    publisher.publish("b", "twice?", 2);
+    // Received, and not released before the kill.
+    let id = publisher.fresh_id();
+    let open = wire::publish(Level::V5, 4, "b/open", id, &[], "once");
+    publisher.send(&open);
+    assert_eq!(publisher.acknowledged(AckKind::Pubrec, id), 0);
+    broker.kill_and_restart();
+
+    let mut publisher = Client::connect(&broker, &Connect::v5("publisher").persistent());
+    assert!(publisher.session_present);
+    let mut again = open;
+    again[0] |= 8;
+    publisher.send(&again);
+    assert_eq!(publisher.acknowledged(AckKind::Pubrec, id), 0);
+    publisher.send(&wire::ack(6, id));
+    assert_eq!(publisher.acknowledged(AckKind::Pubcomp, id), 0);
+    for connect in &connects {
+        let mut client = Client::connect(&broker, connect);
+        assert!(client.session_present);
+        assert_eq!(client.take().payload(), "retained");
+        for number in 0..50 {
+            assert_eq!(client.take().payload(), number.to_string());
+        }
+        assert_eq!(client.take().payload(), "twice?");
+        assert_eq!(client.take().payload(), "once");
+        client.ping();
+        client.expect_silence(SECOND / 4);
+        client.unsubscribe(&[b"b/#"]);
+        client.subscribe("own", 1);
+        publisher.publish("gone", "never", 1);
+        publisher.publish("own", "live", 1);
+        assert_eq!(client.take().payload(), "live");
+        client.unsubscribe(&[b"own"]);
+        client.disconnect();
+    }
+    let mut late = Client::connect(&broker, &Connect::v5("late"));
+    late.subscribe("b/r", 1);
+    assert_eq!(late.take().payload(), "retained");
+}
+
+/// INV-2: the same through many kills, each at another moment of a stream of publishes.
+#[test]
+fn kills_in_mid_stream_lose_nothing() {
+    let mut broker = Broker::start();
+    let connect = Connect::v5("subscriber").persistent();
+    let mut client = Client::connect(&broker, &connect);
+    client.subscribe("t", 1);
+    client.disconnect();
+    let mut acked: Vec<String> = Vec::new();
+    for round in 0..5 {
+        let mut publisher = Client::connect(&broker, &Connect::v5("publisher"));
+        for number in 0..40 + round * 13 {
+            let payload = format!("{round}/{number}");
+            publisher.publish("t", &payload, 1);
+            acked.push(payload);
+        }
+        // These may get into the log or not.
+        for number in 0..5 {
+            let id = publisher.fresh_id();
+            let payload = format!("{round}/open {number}");
+            publisher.send(&wire::publish(Level::V5, 2, "t", id, &[], &payload));
+        }
+        broker.kill_and_restart();
+    }
+    let mut client = Client::connect(&broker, &connect);
+    assert!(client.session_present);
+    let mut got: Vec<String> = Vec::new();
+    while let Some(publish) = client.take_within(SECOND) {
+        got.push(publish.payload());
+    }
+    got.retain(|payload| !payload.contains("open"));
+    assert_eq!(got, acked, "each once, in order");
+}
+
+/// SES-05, MQTT-4.1.0-2: the time of a session runs from its disconnect, over stops and kills.
+fn expiry_runs_on(end: fn(&mut Broker), begin: fn(&mut Broker)) {
+    let mut broker = Broker::start();
+    for (id, expiry) in [("short", 1), ("touched", 6), ("untouched", 6)] {
+        let mut client = Client::connect(&broker, &Connect::v5(id).expiry(expiry));
+        client.subscribe("t", 1);
+        client.reset();
+    }
+    broker.await_metric("connectedSessions", 0.0);
+    let dropped = Instant::now();
+    end(&mut broker);
+    sleep(3 * SECOND);
+    begin(&mut broker);
+    let present = |id: &str| {
+        let client = Client::connect(&broker, &Connect::v5(id).resume());
+        client.session_present
+    };
+    assert!(!present("short"), "it expired while the broker was away");
+    // On a machine that is too slow to look in time, this says nothing.
+    let in_time = dropped.elapsed() < 5 * SECOND;
+    assert!(present("touched") || !in_time, "kept in its time");
+    sleep((dropped + 7 * SECOND).saturating_duration_since(Instant::now()));
+    assert!(!present("untouched"), "its time began again with the broker");
+    broker.await_metric("subscriptions", 0.0);
+}
+
+/// SES-05 with SIGKILL.
+#[test]
+fn expiry_runs_on_over_a_kill() {
+    expiry_runs_on(Broker::kill, Broker::start_again);
+}
+
+/// SES-05 with SIGTERM.
+#[test]
+fn expiry_runs_on_over_a_stop() {
+    expiry_runs_on(Broker::stop, Broker::start_again);
+}
+
+/// WIL-11, section 3.1.2.5: Wills of clients that a kill cut off go out after the start, once, and
+/// a second kill does not put them off; none for a client that is back. Sessions without a client
+/// end in their time, however often the broker is killed.
+#[test]
+fn wills_and_sessions_of_a_kill_come_to_their_end() {
+    let mut broker = Broker::start();
+    let mut watcher = Client::connect(&broker, &Connect::v5("watcher").persistent());
+    watcher.subscribe("w/#", 1);
+    let connect = |id: &str, delay: u32| {
+        let will = Will::new(format!("w/{id}"), "gone").qos(1).delay(delay);
+        Connect::v5(id).resume().expiry(60).will(will)
+    };
+    let ids = ["away", "back", "delayed", "polite"];
+    let clients = ids.map(|id| Client::connect(&broker, &connect(id, 0)));
+    let [_away, _back, _delayed, polite] = clients;
+    polite.disconnect();
+    let plain = Will::new("w/plain", "gone").qos(1);
+    let _plain = Client::connect(&broker, &Connect::v311("plain").will(plain));
+    let _ending = Client::connect(&broker, &Connect::v5("ending").expiry(1));
+    broker.kill_and_restart();
+    let first = Instant::now();
+    let back = Client::connect(&broker, &connect("back", 0));
+    assert!(back.session_present);
+    drop(Client::connect(&broker, &connect("delayed", 600)));
+    sleep(5 * SECOND);
+    broker.kill_and_restart();
+    let mut watcher = Client::connect(&broker, &Connect::v5("watcher").persistent());
+    let _back = Client::connect(&broker, &connect("back", 0));
+    let mut topics = [watcher.take().topic(), watcher.take().topic()];
+    topics.sort_unstable();
+    assert_eq!(topics, ["w/away", "w/plain"]);
+    assert!(first.elapsed() < 14 * SECOND, "after {:?}", first.elapsed());
+    broker.await_metric("sessionsExpired_total", 1.0);
+    watcher.expect_silence(2 * SECOND);
+}
+
+/// An orderly stop: exit code 0 also while clients publish, and what was acknowledged is there
+/// after the start; DISCONNECT 0x8B for level 5, a bare close for the others.
+#[test]
+fn a_stop_is_orderly_under_load() {
+    let mut broker = Broker::start();
+    let kept = Connect::v5("kept").persistent();
+    let mut client = Client::connect(&broker, &kept);
+    client.subscribe("t", 1);
+    client.disconnect();
+    let mut idle: Vec<Client> = Level::ALL
+        .map(|level| Client::connect(&broker, &Connect::new(level, format!("{level:?}"))))
+        .into();
+    let mut publisher = Client::connect(&broker, &Connect::v5("publisher"));
+    let loader = std::thread::spawn(move || {
+        let mut acked = 0;
+        loop {
+            let id = publisher.fresh_id();
+            let packet = wire::publish(Level::V5, 2, "t", id, &[], acked.to_string());
+            if !publisher.try_send(&packet) {
+                return (acked, publisher.expect_close().reason());
+            }
+            match publisher.recv_within(10 * SECOND) {
+                Some(crate::support::Packet::Ack { .. }) => acked += 1,
+                Some(crate::support::Packet::Disconnect { code, .. }) => {
+                    return (acked, Some(code));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    sleep(SECOND / 2);
+    broker.stop();
+    let (acked, reason) = loader.join().unwrap();
+    assert_eq!(reason, Some(0x8B));
+    idle.iter_mut().for_each(|client| client.expect_refusal(&[0x8B]));
+    broker.start_again();
+    let mut client = Client::connect(&broker, &kept);
+    assert!(client.session_present);
+    for number in 0..acked {
+        assert_eq!(client.take().payload(), number.to_string());
+    }
+}
+
+#[track_caller]
+fn refused(result: Result<Broker, (ExitStatus, String)>, words: &[&str]) {
+    let Err((status, log)) = result else { panic!("the broker started") };
+    assert_eq!(status.code(), Some(1), "{log}");
+    for word in words {
+        assert!(log.contains(word), "no `{word}` in:\n{log}");
+    }
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+/// Two processes never write the same data: the second refuses, names the folder, and leaves the
+/// first one alone.
+#[test]
+fn a_second_process_on_one_folder_is_refused() {
+    let broker = Broker::start();
+    let folder = broker.data();
+    let second = Start::new().env("STORAGE_EMBEDDED_PATH", folder.display()).allow_log("stopped");
+    refused(second.try_start(), &[&folder.display().to_string(), "in use by another process"]);
+    let mut client = Client::connect(&broker, &Connect::v5("x"));
+    client.subscribe("t", 1);
+    client.publish("t", "unharmed", 1);
+    assert_eq!(client.take().payload(), "unharmed");
+}
+
+/// A folder that can't be made, or not be written into, is named.
+#[test]
+fn a_folder_that_is_no_place_for_data_is_refused() {
+    let outside = tempfile::TempDir::new().unwrap();
+    let file = outside.path().join("file");
+    fs::write(&file, "not a folder").unwrap();
+    let mut folders = vec![file.clone(), file.join("below")];
+    // Whoever may do anything is not kept out by a mode.
+    if !rustix::process::geteuid().is_root() {
+        let closed = outside.path().join("closed");
+        fs::create_dir(&closed).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o555);
+        fs::set_permissions(&closed, mode).unwrap();
+        folders.push(closed.join("data"));
+    }
+    for folder in folders {
+        let start = Start::new().env("STORAGE_EMBEDDED_PATH", folder.display());
+        refused(start.allow_log("stopped").try_start(), &[&folder.display().to_string()]);
+    }
+}
+
+fn segments(broker: &Broker) -> Vec<PathBuf> {
+    let entries = fs::read_dir(broker.data().join("log")).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "wal"));
+    paths.sort_unstable();
+    paths
+}
+
+/// Damage in the middle of the log is no torn tail: the broker says where, and does not start on
+/// less than it acknowledged.
+#[test]
+fn damage_in_the_middle_of_the_log_is_refused() {
+    let checkpoint_late = Start::new().env("STORAGE_EMBEDDED_CHECKPOINT_INTERVAL_MS", 600_000);
+    let mut broker = checkpoint_late.allow_log("stopped").start();
+    let mut client = Client::connect(&broker, &Connect::v5("x").persistent());
+    client.subscribe("t", 1);
+    client.disconnect();
+    let mut publisher = Client::connect(&broker, &Connect::v5("publisher"));
+    for number in 0..100 {
+        publisher.publish("t", format!("{number} {}", "x".repeat(1000)), 1);
+    }
+    broker.kill();
+    // A second one is prepared ahead.
+    let path = segments(&broker).swap_remove(0);
+    let mut bytes = fs::read(&path).unwrap();
+    let whole = bytes.clone();
+    let at = bytes.windows(5).position(|window| window == b"50 xx").expect("the payload is there");
+    bytes[at + 10..at + 20].iter_mut().for_each(|byte| *byte ^= 0xFF);
+    fs::write(&path, &bytes).unwrap();
+    let Err((status, log)) = broker.try_start_again() else { panic!("the broker started") };
+    assert_eq!(status.code(), Some(1), "{log}");
+    let name = path.file_name().unwrap().to_str().unwrap();
+    assert!(log.contains(name), "no {name} in:\n{log}");
+    assert!(!log.contains("panicked"), "{log}");
+    // It changed nothing: with the bytes put right, everything is there.
+    fs::write(&path, whole).unwrap();
+    broker.start_again();
+    let mut client = Client::connect(&broker, &Connect::v5("x").persistent());
+    assert!(client.session_present);
+    for number in 0..100 {
+        assert!(client.take().payload().starts_with(&format!("{number} ")));
+    }
+}
+
+/// A log without its state folder, and the reverse, is not taken for a new beginning.
+#[test]
+fn half_a_data_folder_is_refused() {
+    for (half, words) in [("log", "segment files are missing"), ("state", "no state folder")] {
+        let mut broker = Start::new().allow_log("stopped").start();
+        let mut client = Client::connect(&broker, &Connect::v5("x").persistent());
+        client.subscribe("t", 1);
+        client.disconnect();
+        broker.stop();
+        fs::remove_dir_all(broker.data().join(half)).unwrap();
+        let Err((status, log)) = broker.try_start_again() else { panic!("started without {half}") };
+        assert_eq!(status.code(), Some(1), "{log}");
+        assert!(log.contains(words), "{log}");
+    }
+}

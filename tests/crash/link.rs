@@ -1,0 +1,71 @@
+//! A connection to a broker that may be killed at any time: nothing here panics when it ends.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::support::{Connect, Level, Packet, parse};
+
+/// The connection has ended; or the broker sent what no server may, which is a fault.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Gone,
+    Malformed(String),
+}
+
+pub(crate) struct Link {
+    stream: TcpStream,
+    pub(crate) level: Level,
+    read: Vec<u8>,
+    /// As CONNACK said.
+    pub(crate) session_present: bool,
+}
+
+impl Link {
+    /// A connection that the broker has taken.
+    pub(crate) fn connect(address: SocketAddrV4, connect: &Connect) -> Result<Link, End> {
+        let stream = TcpStream::connect(address).map_err(|_| End::Gone)?;
+        stream.set_nodelay(true).map_err(|_| End::Gone)?;
+        stream.set_write_timeout(Some(Duration::from_secs(5))).map_err(|_| End::Gone)?;
+        let mut link =
+            Link { stream, level: connect.level, read: Vec::new(), session_present: false };
+        link.send(&connect.bytes())?;
+        match link.recv(Duration::from_secs(10))? {
+            Some(Packet::Connack { session_present, code: 0, .. }) => {
+                link.session_present = session_present;
+                Ok(link)
+            }
+            Some(other) => Err(End::Malformed(format!("CONNECT was answered with {other:?}"))),
+            None => Err(End::Gone),
+        }
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), End> {
+        self.stream.write_all(bytes).map_err(|_| End::Gone)
+    }
+
+    /// The next packet, or none in this time.
+    pub(crate) fn recv(&mut self, time: Duration) -> Result<Option<Packet>, End> {
+        let deadline = Instant::now() + time;
+        loop {
+            if let Some((packet, length)) = parse(self.level, &self.read).map_err(End::Malformed)? {
+                self.read.drain(..length);
+                return Ok(Some(packet));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.stream.set_read_timeout(Some(left)).map_err(|_| End::Gone)?;
+            let mut chunk = [0; 16 * 1024];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(End::Gone),
+                Ok(length) => self.read.extend_from_slice(&chunk[..length]),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                    _ => return Err(End::Gone),
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What publishers, subscribers and the one who kills share: where the broker is, what was sent,
+//! and what was found to be wrong.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::link::{End, Link};
+use crate::support::Connect;
+
+/// A numbered row of messages: who publishes it, and at which QoS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Row {
+    pub(crate) publisher: usize,
+    pub(crate) qos: u8,
+}
+
+impl Row {
+    pub(crate) fn topic(self) -> String {
+        format!("load/{}/{}", self.publisher, self.qos)
+    }
+}
+
+/// The text of a message; what pads it makes frames of all sizes.
+pub(crate) fn payload(row: Row, number: usize, padding: usize) -> String {
+    format!("{}:{}:{number}:{}", row.publisher, row.qos, "x".repeat(padding))
+}
+
+pub(crate) fn read_payload(payload: &[u8]) -> Option<(Row, usize)> {
+    let text = std::str::from_utf8(payload).ok()?;
+    let mut parts = text.splitn(4, ':');
+    let publisher = parts.next()?.parse().ok()?;
+    let qos = parts.next()?.parse().ok()?;
+    let number = parts.next()?.parse().ok()?;
+    parts.next()?.bytes().all(|byte| byte == b'x').then_some((Row { publisher, qos }, number))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Everybody works.
+    Load,
+    /// Publishers finish what they have begun.
+    Finish,
+    /// Everybody leaves.
+    End,
+}
+
+#[derive(Default)]
+pub(crate) struct World {
+    address: Mutex<Option<SocketAddrV4>>,
+    phase: AtomicU8,
+    /// How often each message of a row was sent, by its number (from 0 on).
+    sent: Mutex<BTreeMap<Row, Vec<u32>>>,
+    faults: Mutex<Vec<String>>,
+}
+
+impl World {
+    pub(crate) fn set_address(&self, address: Option<SocketAddrV4>) {
+        *self.address.lock() = address;
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Load,
+            1 => Phase::Finish,
+            _ => Phase::End,
+        }
+    }
+
+    /// A first fault ends the run: what follows it may only be its consequence.
+    pub(crate) fn fault(&self, text: String) {
+        self.faults.lock().push(text);
+        self.set_phase(Phase::End);
+    }
+
+    pub(crate) fn faults(&self) -> Vec<String> {
+        self.faults.lock().clone()
+    }
+
+    pub(crate) fn sent(&self, row: Row, number: usize) {
+        let mut sent = self.sent.lock();
+        let numbers = sent.entry(row).or_default();
+        if number == numbers.len() {
+            numbers.push(0);
+        }
+        numbers[number] += 1;
+    }
+
+    pub(crate) fn sends(&self, row: Row, number: usize) -> u32 {
+        let sent = self.sent.lock();
+        sent.get(&row).and_then(|numbers| numbers.get(number)).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn all_sent(&self) -> BTreeMap<Row, Vec<u32>> {
+        self.sent.lock().clone()
+    }
+
+    /// Connects as soon as the broker can be reached; none when it is time to leave.
+    pub(crate) fn connect(&self, who: &str, connect: &Connect) -> Option<Link> {
+        loop {
+            if self.phase() == Phase::End {
+                return None;
+            }
+            let address = *self.address.lock();
+            let tried = address.map(|address| Link::connect(address, connect));
+            match tried {
+                Some(Ok(link)) => return Some(link),
+                Some(Err(End::Malformed(what))) => self.fault(format!("{who}: {what}")),
+                Some(Err(End::Gone)) | None => std::thread::sleep(Duration::from_millis(3)),
+            }
+        }
+    }
+}
