@@ -131,7 +131,7 @@ impl Machine {
                     let Image { disk, projection } = disk.cut();
                     Media::Disk(disk, Arc::new(projection))
                 } else {
-                    Media::Disk(disk.sim().clone(), Arc::new(disk.projection().copy()))
+                    Media::Disk(disk.sim().clone(), Arc::new(disk.projection().crash(usize::MAX)))
                 }
             }
             Backend::Memory(memory) => Media::Memory(memory.restart()),

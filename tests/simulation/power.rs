@@ -191,8 +191,8 @@ impl Inner {
         }
         self.power.cut();
         let keep = fuse.dice.below(self.projection.unsynced() as u64 + 1) as usize;
-        self.projection.crash(keep);
-        fuse.image = Some(Image { disk: self.disk.crash(), projection: self.projection.copy() });
+        let projection = self.projection.crash(keep);
+        fuse.image = Some(Image { disk: self.disk.crash(), projection });
     }
 }
 
