@@ -16,6 +16,7 @@ mod packet_ids;
 mod pause;
 mod pull;
 mod subscriber;
+mod tally;
 mod watermark;
 mod writer;
 

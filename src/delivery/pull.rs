@@ -71,6 +71,7 @@ impl Outbox {
         }
         let reservation = channel.reserve_ids();
         let wake = channel.has_work();
+        channel.tell();
         drop(channel);
         self.reserve(reservation);
         if wake {
@@ -167,6 +168,7 @@ impl Outbox {
             }
         }
         let reservation = channel.reserve_ids();
+        channel.tell();
         drop(channel);
         self.reserve(reservation);
     }
@@ -185,7 +187,6 @@ impl Outbox {
         if message.received {
             let entry = InFlight { seq: message.seq, stage: Stage::Pubcomp, credited: false };
             if channel.ids.insert(id, entry) {
-                metrics::INFLIGHT.inc();
                 release(channel, id, ReasonCode::Success);
             }
             return true;
@@ -200,8 +201,7 @@ impl Outbox {
         // its id, and would take the next message under it for a repeat (QOS-08).
         let begun = dup && message.delivery.qos == QoS::ExactlyOnce;
         let over = message.expires_at_ms.is_some_and(|at| at <= clock::wall_ms());
-        let sent =
-            if over && !begun { Sent::Expired } else { channel.send(&copy, Some(id), dup) };
+        let sent = if over && !begun { Sent::Expired } else { channel.send(&copy, Some(id), dup) };
         match sent {
             Sent::Yes => channel.book(id, message.seq, message.delivery),
             unsent => {

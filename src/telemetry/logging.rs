@@ -6,8 +6,9 @@ use std::panic;
 
 use tracing_subscriber::EnvFilter;
 
-/// What is logged when `RUST_LOG` says nothing.
-pub const DEFAULT_FILTER: &str = "info";
+/// What is logged when `RUST_LOG` says nothing. The state engine is quiet: its INFO lines are about
+/// its own files.
+pub const DEFAULT_FILTER: &str = "info,fjall=warn,lsm_tree=warn";
 
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -60,9 +61,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_filter_means_info() {
-        assert_eq!(filter("").unwrap().to_string(), "info");
-        assert_eq!(filter(" ").unwrap().to_string(), "info");
+    fn an_empty_filter_means_info_of_ours() {
+        for empty in ["", " "] {
+            let filter = filter(empty).unwrap().to_string();
+            let mut directives: Vec<&str> = filter.split(',').collect();
+            directives.sort_unstable();
+            assert_eq!(directives, ["fjall=warn", "info", "lsm_tree=warn"]);
+        }
     }
 
     #[test]
