@@ -113,8 +113,7 @@ impl Bench {
     async fn read(&mut self) -> Vec<(u32, PacketId)> {
         let mut chunk = [0; 4096];
         let quiet = Duration::from_millis(1);
-        while let Ok(Ok(read)) =
-            tokio::time::timeout(quiet, self.socket.read(&mut chunk)).await
+        while let Ok(Ok(read)) = tokio::time::timeout(quiet, self.socket.read(&mut chunk)).await
             && read > 0
         {
             self.unread.extend_from_slice(&chunk[..read]);

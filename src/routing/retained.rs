@@ -160,12 +160,7 @@ impl<V> Retained<V> {
     }
 
     /// Takes out up to `max` values that have expired, earliest first, and returns their topics.
-    pub fn expire(
-        &mut self,
-        now_ms: u64,
-        max: usize,
-        stays: impl Fn(&str) -> bool,
-    ) -> Vec<String> {
+    pub fn expire(&mut self, now_ms: u64, max: usize, stays: impl Fn(&str) -> bool) -> Vec<String> {
         let due = self.due.iter().take_while(|(due, _)| *due <= now_ms);
         let due = due.map(|(due, key)| (*due, Arc::clone(key), topic_of(key)));
         let due: Vec<_> = due.filter(|(_, _, topic)| !stays(topic)).take(max).collect();

@@ -116,7 +116,8 @@ fn odd_acks_raise_no_credit() {
             let one = open.remove(0);
             let wrong = if one.qos == 1 { 7 } else { 4 };
             client.send(&wire::ack(wrong, one.id));
-            client.send(&[wire::ack(4, 60_000), wire::ack(7, 60_001), wire::ack(5, 60_002)].concat());
+            client
+                .send(&[wire::ack(4, 60_000), wire::ack(7, 60_001), wire::ack(5, 60_002)].concat());
             if one.qos == 1 {
                 client.send(&[wire::ack(4, one.id), wire::ack(4, one.id)].concat());
                 continue;

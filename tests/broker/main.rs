@@ -9,13 +9,20 @@
 mod support;
 
 mod backpressure;
+mod compat;
 mod connect;
 mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
+<<<<<<< HEAD
 mod metrics;
 mod properties;
+=======
+mod ordering;
+mod properties;
+mod qos;
+>>>>>>> main
 mod restart;
 mod retained;
 mod session;
@@ -23,6 +30,7 @@ mod settings;
 mod shared;
 mod slow_reader;
 mod stateful;
+mod storage;
 mod strict;
 mod subscribe;
 mod takeover;

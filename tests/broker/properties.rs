@@ -71,10 +71,8 @@ fn oversize_copies_are_dropped_for_that_client() {
 #[test]
 fn the_size_counts_everything() {
     let broker = Broker::start();
-    let connect = Connect::v5("s")
-        .with(prop::four(0x27, 100))
-        .with(prop::two(0x22, 5))
-        .persistent();
+    let connect =
+        Connect::v5("s").with(prop::four(0x27, 100)).with(prop::two(0x22, 5)).persistent();
     let mut client = Client::connect(&broker, &connect);
     let topic = "t".repeat(60);
     client.subscribe_with(&[(topic.as_bytes(), 1)], &prop::subscription_id(300));
@@ -255,7 +253,12 @@ fn expired_messages_are_counted() {
     let start = Instant::now();
     for number in 0..10 {
         let expiry = if number % 2 == 0 { 1 } else { 30 };
-        publisher.publish_with("t", number.to_string(), 2 + number % 3 % 2 * 2, &prop::four(2, expiry));
+        publisher.publish_with(
+            "t",
+            number.to_string(),
+            2 + number % 3 % 2 * 2,
+            &prop::four(2, expiry),
+        );
     }
     publisher.publish("t", "for ever", 1);
     std::thread::sleep(Duration::from_millis(1300));
@@ -362,8 +365,7 @@ fn properties_arrive_unaltered_on_every_path() {
 #[test]
 fn no_problem_information_is_sent_unasked() {
     let broker = Start::new().env("MQTT_SUBSCRIPTION_MAX_PER_CLIENT", 1).start();
-    let mut client =
-        Client::connect(&broker, &Connect::v5("s").with(prop::byte(0x17, 0)));
+    let mut client = Client::connect(&broker, &Connect::v5("s").with(prop::byte(0x17, 0)));
     client.send(&wire::publish(Level::V5, 2, "$x", 1, &[], "refused"));
     client.send(&wire::publish(Level::V5, 4, "$x", 2, &[], "refused"));
     client.send(&wire::subscribe(Level::V5, 3, &[], &[(b"a", 0), (b"b", 0), (b"#/c", 0)]));

@@ -133,15 +133,12 @@ fn retain_handling_is_honoured() {
 fn pipelined_subscribes_are_each_given_the_value() {
     let broker = Broker::start();
     publisher(&broker).retain("t", "r");
-    for (connect, qos) in [
-        (Connect::v5("zero"), 0),
-        (Connect::v5("one"), 1),
-        (Connect::v5("queue").persistent(), 1),
-    ] {
+    for (connect, qos) in
+        [(Connect::v5("zero"), 0), (Connect::v5("one"), 1), (Connect::v5("queue").persistent(), 1)]
+    {
         let mut client = Client::connect(&broker, &connect);
-        let packets: Vec<u8> = (1..=20)
-            .flat_map(|id| wire::subscribe(Level::V5, id, &[], &[(b"t", qos)]))
-            .collect();
+        let packets: Vec<u8> =
+            (1..=20).flat_map(|id| wire::subscribe(Level::V5, id, &[], &[(b"t", qos)])).collect();
         client.send(&packets);
         for _ in 0..20 {
             client.wait_for(|packet| matches!(packet, Packet::Suback { .. }));
@@ -268,7 +265,8 @@ fn an_expiry_survives_a_restart() {
 #[test]
 fn a_wildcard_gives_every_value() {
     const TOPICS: usize = 12_000;
-    let broker = Start::new().env("NETTY_WRITE_BUFFER_HIGH_WATER_MARK", 64)
+    let broker = Start::new()
+        .env("NETTY_WRITE_BUFFER_HIGH_WATER_MARK", 64)
         .env("NETTY_WRITE_BUFFER_LOW_WATER_MARK", 32)
         .start();
     let mut publisher = publisher(&broker);

@@ -140,6 +140,7 @@ impl Broker {
     }
 
     /// Where its data is, in a folder `data`.
+    #[allow(dead_code, reason = "the crash tests need it")]
     pub(crate) fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
@@ -181,6 +182,7 @@ impl Broker {
     }
 
     /// After `stop` or `kill`: starts, and is killed so soon that it may not be ready yet.
+    #[allow(dead_code, reason = "the crash tests need it")]
     pub(crate) fn start_and_kill(&mut self, after: Duration) {
         let mut next = Broker::spawn(&self.start, &self.folder, free_port(), free_port());
         std::thread::sleep(after);
@@ -276,9 +278,8 @@ impl Broker {
     pub(crate) fn dropped(&self, reason: &str) -> usize {
         let page = self.scrape();
         let label = format!("reason=\"{reason}\"");
-        let of_it = |line: &&str| {
-            line.starts_with("droppedMsgs_by_reason_total{") && line.contains(&label)
-        };
+        let of_it =
+            |line: &&str| line.starts_with("droppedMsgs_by_reason_total{") && line.contains(&label);
         let value = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
         page.lines().filter(of_it).filter_map(value).sum::<f64>() as usize
     }
