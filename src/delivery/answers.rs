@@ -57,6 +57,8 @@ impl Outbox {
         // A cursor that waits for room needs credit only for copies that are acknowledged.
         let room = channel.marks.is_writable();
         channel.tell();
+        let client = &channel.settings().client_id;
+        tracing::trace!(stop = 12, %client, acks = acks.len(), done = done.len(), "acknowledged");
         drop(channel);
         self.reserve(reservation);
         if let Some((queue, incarnation, sent_below)) = queue {

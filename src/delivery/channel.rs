@@ -341,6 +341,8 @@ impl Channel {
             aliases.remember(view.topic, alias);
         }
         self.tally.sent(copy.delivery.qos);
+        tracing::trace!(stop = 10, client = %self.settings.client_id, topic = view.topic,
+            qos = copy.delivery.qos.bits(), id = id.map(PacketId::get), dup, "encoded");
         Sent::Yes
     }
 

@@ -40,6 +40,10 @@ pub(super) struct OutBuffer {
 }
 
 impl OutBuffer {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -81,6 +81,8 @@ async fn write_all(
     io: &mut (impl AsyncWrite + Unpin),
     mut buffer: OutBuffer,
 ) -> io::Result<()> {
+    let client = || outbox.settings().client_id;
+    tracing::trace!(stop = 11, client = %client(), bytes = buffer.len(), "writing");
     // However slowly the peer takes what is left, a closing connection ends.
     let mut end = None;
     while !buffer.is_empty() {

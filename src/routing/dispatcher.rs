@@ -195,6 +195,9 @@ impl Parts {
             runs.add(slot, Copy::new(place, &view, &entry.options).of_group());
         }
         (runs.plain, runs.picked) = (plain, picked);
+        let (position, copies) = (position.offset, runs.copies() - before);
+        let client = &batch.publisher().client_id;
+        tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
         // A group's copy that nobody could take is counted already.
         if runs.copies() == before && !nobody {
             telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
@@ -277,6 +280,7 @@ impl Parts {
                 continue;
             };
             let taken = (append.entries.len() - skipped) as u64;
+            tracing::trace!(stop = 9, queue = %append.queue, first_seq, copies = taken, "queued");
             metrics::DEVICE_TOTAL.add(taken);
             metrics::DEVICE_SUCCESSFUL.add(taken);
             // Looked up behind the append: a connection that attaches meanwhile either is told

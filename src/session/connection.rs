@@ -195,7 +195,10 @@ impl SessionTask {
             };
             match filled {
                 Ok(0) | Err(_) => return End::Closed,
-                Ok(read) => metrics::RECEIVED_BYTES.add(read as u64),
+                Ok(bytes) => {
+                    metrics::RECEIVED_BYTES.add(bytes as u64);
+                    tracing::trace!(stop = 2, client = %self.conn.client_id, bytes, "read");
+                }
             }
         }
     }
@@ -256,6 +259,8 @@ impl SessionTask {
             }
             heard = true;
             let packet = codec::decode(&unread[..self.needed], version, Peer::Client)?;
+            let (client, bytes) = (&self.conn.client_id, self.needed);
+            tracing::trace!(stop = 3, %client, packet = packet.name(), bytes, "decoded");
             let step = Self::packet(&mut self.inbound, &mut self.acks, &self.conn, packet)?;
             self.buffer.consume(self.needed);
             if let Some(step) = step {

@@ -15,14 +15,10 @@ mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
-<<<<<<< HEAD
 mod metrics;
-mod properties;
-=======
 mod ordering;
 mod properties;
 mod qos;
->>>>>>> main
 mod restart;
 mod retained;
 mod session;
@@ -35,5 +31,6 @@ mod strict;
 mod subscribe;
 mod takeover;
 mod topics;
+mod trace;
 mod watch;
 mod will;

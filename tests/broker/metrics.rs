@@ -19,10 +19,7 @@ fn await_metric(broker: &Broker, name: &str, due: f64) {
 #[test]
 fn levels_of_flow_control_rise_and_fall_with_their_connection() {
     let broker = Broker::start();
-    let mut slow = Client::connect(
-        &broker,
-        &Connect::v5("slow").with(prop::receive_maximum(2)),
-    );
+    let mut slow = Client::connect(&broker, &Connect::v5("slow").with(prop::receive_maximum(2)));
     slow.subscribe("t", 1);
     let mut publisher = Client::connect(&broker, &Connect::v5("publisher"));
     for number in 0..5 {

@@ -212,6 +212,8 @@ impl Inbound {
             properties: &publish.properties,
             payload: publish.payload,
         });
+        let client = &self.publisher.client_id;
+        tracing::trace!(stop = 4, %client, topic, qos = publish.qos.bits(), "admitted");
         self.durable |= publish.qos.is_acknowledged();
         self.unacknowledged += u64::from(!publish.qos.is_acknowledged());
         if let Some(id) = publish.packet_id {
@@ -306,6 +308,8 @@ impl Inbound {
         let exchanges = std::mem::take(&mut self.exchanges);
         let load = Load { acks, messages, bytes, exchanges, waits, retained };
         let ticket = self.window.enter(load);
+        let client = &self.publisher.client_id;
+        tracing::trace!(stop = 5, %client, ticket, messages, bytes, "handed to the log");
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
         let durable = std::mem::take(&mut self.durable) || !rows.is_empty();
         let durability = if durable { Durability::Durable } else { Durability::Relaxed };

@@ -205,6 +205,7 @@ impl Writer {
         }
         metrics::LOG_SYNC.observe(started.elapsed());
         metrics::LOG_APPENDED_BYTES.add(end - start);
+        tracing::trace!(stop = 6, position = start, end, frames = run.len(), durable, "written");
         self.active.at = end;
         self.segments.set_end(end);
         let mut offset = start;
