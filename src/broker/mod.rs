@@ -19,7 +19,7 @@ use crate::listener::Tcp;
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, Embedded, LogConsumer, NodeId, Stores};
-use crate::telemetry::task;
+use crate::telemetry::{self, task};
 
 /// How long clients of a node that ended without a goodbye may take to come back before their
 /// Wills go out.
@@ -58,6 +58,8 @@ impl Broker {
         }
         sessions.adopt_open_ids().await;
         tasks.extend(sessions.start());
+        let stats = config.telemetry.stats_period;
+        tasks.extend(stats.map(|period| task::spawn("stats", telemetry::print_stats(period))));
         let health = health::Health::new(&config, Arc::clone(&stores.log));
         let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
         let admin = Admin::bind(&config.admin, info, Arc::new(health.clone())).await?;

@@ -56,6 +56,9 @@ impl Outbox {
             .map(|backlog| (backlog.queue.clone(), backlog.incarnation, backlog.sent_below()));
         // A cursor that waits for room needs credit only for copies that are acknowledged.
         let room = channel.marks.is_writable();
+        channel.tell();
+        let client = &channel.settings().client_id;
+        tracing::trace!(stop = 12, %client, acks = acks.len(), done = done.len(), "acknowledged");
         drop(channel);
         self.reserve(reservation);
         if let Some((queue, incarnation, sent_below)) = queue {
@@ -114,7 +117,6 @@ impl Outbox {
 
     fn finish(channel: &mut Channel, id: PacketId, done: &mut Vec<u64>) {
         let Some(entry) = channel.ids.remove(id) else { return };
-        metrics::INFLIGHT.dec();
         if entry.credited {
             channel.credit.give();
         }

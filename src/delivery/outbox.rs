@@ -94,6 +94,7 @@ impl Outbox {
             channel.offer(&copy, &self.config);
         }
         let wake = !channel.out.is_empty();
+        channel.tell();
         drop(channel);
         if wake {
             self.writer.notify_one();
@@ -166,6 +167,7 @@ impl Outbox {
             return false;
         }
         channel.send_now(copy);
+        channel.tell();
         drop(channel);
         self.writer.notify_one();
         true

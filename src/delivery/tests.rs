@@ -34,6 +34,7 @@ fn config() -> Arc<Config> {
 
 fn settings(receive_maximum: u16) -> Settings {
     Settings {
+        client_id: ClientId::new("s"),
         version: ProtocolVersion::V311,
         receive_maximum,
         maximum_packet_size: None,

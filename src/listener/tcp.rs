@@ -56,7 +56,10 @@ impl Tcp {
             // The semaphore is never closed.
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
             match self.listener.accept().await {
-                Ok((stream, peer)) => self.hand_over(stream, peer, permit, &sessions),
+                Ok((stream, peer)) => {
+                    tracing::trace!(stop = 1, %peer, "accepted");
+                    self.hand_over(stream, peer, permit, &sessions);
+                }
                 Err(error) => {
                     metrics::CONNECTION_REFUSED.inc();
                     tracing::warn!(%error, "a connection could not be accepted");
