@@ -67,6 +67,10 @@ struct Node {
 
 impl Node {
     fn new(inbound_budget_bytes: usize) -> Self {
+        Self::with(config(inbound_budget_bytes))
+    }
+
+    fn with(config: Config) -> Self {
         let memory = Memory::new(MemoryConfig::default());
         let stores = memory.stores();
         let slots = Arc::new(Slots::default());
@@ -81,7 +85,7 @@ impl Node {
             no_ids: Arc::from([]),
         };
         let sessions = Sessions::new(Handles {
-            config: config(inbound_budget_bytes),
+            config,
             delivery: Arc::new(delivery()),
             node: NodeId(Arc::from("n")),
             log: Arc::clone(&stores.log),
@@ -293,4 +297,62 @@ async fn what_a_takeover_cut_off_before_the_log_is_no_repeat() {
     got.sort_unstable();
     assert_eq!(got, b"hhhhhhhhhm");
     subscriber.expect_silence().await;
+}
+
+/// INV-3, IN-2: an answer that needs no append keeps its place behind those that wait for the log.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_does_not_overtake_an_acknowledgement() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b'p').await;
+    node.slow(Duration::from_secs(2));
+    client.publish(false, 7, b"m").await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    // Clients may not publish below `$`, which is known without the log.
+    client.send(PUBLISH, &[0, 2, b'$', b'x', 0, 8, 0, b'm']).await;
+    assert_eq!(client.expect(PUBREC).await[..2], [0, 7], "the first packet's answer");
+    assert_eq!(client.expect(PUBREC).await, [0, 8, 0x90]);
+}
+
+/// TKO-02: once a claim is on its way to the log, the connection before it appends nothing: no late
+/// publish comes behind the claim, and none makes the id of the resend known.
+#[tokio::test(start_paused = true)]
+async fn nothing_of_the_old_connection_comes_behind_a_claim() {
+    let node = Node::new(1 << 20);
+    let mut subscriber = node.connect(5, b's').await;
+    subscriber.subscribe().await;
+    let mut old = node.connect(5, b'p').await;
+    node.slow(Duration::from_secs(2));
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        old.publish(false, 7, b"l").await;
+    };
+    let (mut new, ()) = tokio::join!(node.connect(5, b'p'), late);
+    old.expect_end().await;
+    subscriber.expect_silence().await;
+    new.publish(true, 7, b"m").await;
+    new.see_through(7).await;
+    assert_eq!(subscriber.take().await, b'm');
+    subscriber.expect_silence().await;
+}
+
+/// IN-8: while dispatch lags behind, publishers are held; when it has caught up, they go on.
+#[tokio::test(start_paused = true)]
+async fn publishers_are_held_while_dispatch_lags() {
+    let node = Node::with(Config { dispatch_lag_max_bytes: 200, ..config(1 << 20) });
+    let sweeps = node.sessions.start();
+    let mut client = node.connect(5, b'p').await;
+    node.dispatcher.abort();
+    for id in 1..=5 {
+        client.publish(false, id, &[b'm'; 100]).await;
+        client.expect(PUBREC).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // What had been waited for when it began to lag is read; nothing behind it.
+    client.publish(false, 6, b"m").await;
+    client.expect(PUBREC).await;
+    client.publish(false, 7, b"m").await;
+    client.expect_silence().await;
+    sweeps.iter().for_each(tokio::task::JoinHandle::abort);
+    node.sessions.context.set_lagging(false);
+    assert_eq!(client.expect(PUBREC).await[..2], [0, 7]);
 }
