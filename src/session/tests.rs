@@ -356,3 +356,48 @@ async fn publishers_are_held_while_dispatch_lags() {
     node.sessions.context.set_lagging(false);
     assert_eq!(client.expect(PUBREC).await[..2], [0, 7]);
 }
+
+/// IN-5, INV-10: a connection that is not read, because dispatch lags, still gets its acks and
+/// deliveries; what it sent meanwhile is dealt with afterwards.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_not_read_still_sends() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b'c').await;
+    client.subscribe().await;
+    let mut other = node.connect(5, b'p').await;
+    node.sessions.context.set_lagging(true);
+    client.publish(false, 1, b"1").await;
+    let mut kinds = [client.recv().await, client.recv().await].map(|got| got.expect("open").0);
+    kinds.sort_unstable();
+    assert_eq!(kinds, [0x32, PUBREC], "its own message, and the answer");
+    client.send(0xC0, &[]).await;
+    other.publish(false, 1, b"2").await;
+    assert_eq!(client.expect(0x32).await.last(), Some(&b'2'));
+    client.expect_silence().await;
+    node.sessions.context.set_lagging(false);
+    client.expect(0xD0).await;
+}
+
+/// SUB-06, MQTT-3.8.4-1: a SUBSCRIBE or UNSUBSCRIBE that can't be stored is answered with an error
+/// and changes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_was_not_stored_is_refused() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b's').await;
+    let mut publisher = node.connect(5, b'p').await;
+    node.refuse();
+    client.send(0x82, &[0, 1, 0, 0, 1, b't', 1]).await;
+    assert_eq!(client.expect(0x90).await, [0, 1, 0, 0x80]);
+    node.well();
+    publisher.publish(false, 1, b"1").await;
+    publisher.see_through(1).await;
+    client.expect_silence().await;
+    client.subscribe().await;
+    node.refuse();
+    client.send(0xA2, &[0, 2, 0, 0, 1, b't']).await;
+    assert_eq!(client.expect(0xB0).await, [0, 2, 0, 0x80]);
+    node.well();
+    publisher.publish(false, 2, b"2").await;
+    publisher.see_through(2).await;
+    assert_eq!(client.take().await, b'2', "it is subscribed still");
+}

@@ -102,8 +102,8 @@ fn kills_in_mid_stream_lose_nothing() {
     assert_eq!(got, acked, "each once, in order");
 }
 
-/// INV-2, MQTT-3.8.4-4: what the replay after a kill routes again goes to nobody who subscribed only
-/// later; each message comes once, to those who were there.
+/// INV-2, MQTT-3.8.4-4: what the replay after a kill routes again goes to nobody who subscribed
+/// only later; each message comes once, to those who were there.
 #[test]
 fn a_replay_gives_a_subscription_nothing_older_than_itself() {
     let checkpoint_late = Start::new().env("STORAGE_EMBEDDED_CHECKPOINT_INTERVAL_MS", 600_000);
