@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::{Config, Handles, Sessions};
+use super::{Config, Handles, Sessions, settle};
 use crate::delivery::{self, Slots};
+use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
-use crate::storage::{Faults, Memory, MemoryConfig};
-use crate::storage::{LogConsumer, NodeId};
+use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
 use crate::telemetry::task;
 
 const PUBLISH: u8 = 0x34;
@@ -400,4 +400,38 @@ async fn a_subscription_that_was_not_stored_is_refused() {
     publisher.publish(false, 2, b"2").await;
     publisher.see_through(2).await;
     assert_eq!(client.take().await, b'2', "it is subscribed still");
+}
+
+/// OUT-2: a retained copy on its way into a queue is dropped when a newer value was stored before
+/// it.
+#[tokio::test(start_paused = true)]
+async fn a_retained_copy_that_was_overtaken_is_not_given() {
+    let node = Node::new(1 << 20);
+    let mut subscriber = node.connect(5, b's').await;
+    subscriber.subscribe().await;
+    let mut publisher = node.connect(5, b'p').await;
+    let context = &node.sessions.context;
+    let mut values = Vec::new();
+    for id in [1, 2] {
+        publisher.send(PUBLISH | 1, &[0, 1, b't', 0, id, 0, id]).await;
+        publisher.see_through(id).await;
+        assert_eq!(subscriber.take().await, id);
+        values.push(context.retained.get("t").expect("a value in force"));
+    }
+    let client_id = ClientId::new("s");
+    let mut locked = context.registry.lock(&client_id).await;
+    let incarnation = locked.session().as_ref().expect("it is connected").incarnation;
+    drop(locked);
+    // As a cursor would that read the first value before the second was stored.
+    for value in &values {
+        let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
+        let copies = Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]) }]);
+        let (to, batch) = (QueueKey::Client(client_id.clone()), Arc::clone(value.batch()));
+        let (sink, mut settled) = settle::once();
+        context.log.append_direct(to, incarnation, batch, copies, sink, 0);
+        settled.outcome().await;
+    }
+    let retained = subscriber.expect(0x33).await;
+    assert_eq!(retained.last(), Some(&2), "the older value came behind the newer one");
+    subscriber.expect_silence().await;
 }
