@@ -2,6 +2,7 @@
 //! order: the only place that names a concrete backend (invariant 9).
 
 mod health;
+mod node;
 mod storage;
 
 use std::future::Future;
@@ -14,26 +15,21 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Info};
 use crate::config::Config;
-use crate::delivery::Slots;
 use crate::listener::Tcp;
-use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
-use crate::session::{Handles, Sessions};
-use crate::storage::{Committed, Embedded, LogConsumer, NodeId, Stores};
+use crate::storage::Embedded;
 use crate::telemetry::{self, task};
 
-/// How long clients of a node that ended without a goodbye may take to come back before their
-/// Wills go out.
-const WILL_GRACE: Duration = Duration::from_secs(10);
+pub use node::{Loaded, Node};
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// A running broker.
 #[derive(Debug)]
 pub struct Broker {
-    sessions: Sessions,
+    node: Node,
     embedded: Arc<Embedded>,
     listeners: Vec<JoinHandle<()>>,
-    tasks: Vec<JoinHandle<()>>,
+    stats: Option<JoinHandle<()>>,
     admin: JoinHandle<()>,
     stop_admin: oneshot::Sender<()>,
     mqtt: Option<SocketAddr>,
@@ -46,21 +42,12 @@ impl Broker {
     pub async fn start(config: Config) -> Result<Self, Fault> {
         let (embedded, stores) = storage::open(&config).await?;
         let embedded = Arc::new(embedded);
-        let (committed, consumer) = stores.log.consumer(0);
-        let parts = parts(&config, &stores, &committed)?;
-        let sessions = Sessions::new(handles(&config, &stores, &parts));
-        let loading = sessions.clone();
-        tokio::task::spawn_blocking(move || loading.load(WILL_GRACE)).await??;
-        let replayed = stores.log.end(0).offset;
-        let mut tasks = vec![spawn_dispatcher(consumer, parts.clone())];
-        if committed.position.offset < replayed {
-            parts.progress.reached(replayed).await;
-        }
-        sessions.adopt_open_ids().await;
-        tasks.extend(sessions.start());
+        let settings = config.clone();
+        let (log, loading) = (Arc::clone(&stores.log), move || Node::load(&settings, &stores));
+        let node = tokio::task::spawn_blocking(loading).await??.start().await;
         let stats = config.telemetry.stats_period;
-        tasks.extend(stats.map(|period| task::spawn("stats", telemetry::print_stats(period))));
-        let health = health::Health::new(&config, Arc::clone(&stores.log));
+        let stats = stats.map(|period| task::spawn("stats", telemetry::print_stats(period)));
+        let health = health::Health::new(&config, log);
         let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
         let admin = Admin::bind(&config.admin, info, Arc::new(health.clone())).await?;
         let http = admin.local_addr();
@@ -68,7 +55,7 @@ impl Broker {
         if let Some(tcp) = &config.listener.tcp {
             let listener = Tcp::bind(&config.listener, tcp)?;
             mqtt = Some(listener.local_addr()?);
-            listeners.push(task::spawn("listener", listener.accept_loop(sessions.clone())));
+            listeners.push(task::spawn("listener", listener.accept_loop(node.sessions())));
         }
         health.set_listening(true);
         let (stop_admin, stopped) = oneshot::channel::<()>();
@@ -78,17 +65,7 @@ impl Broker {
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;
-        Ok(Self {
-            sessions,
-            embedded,
-            listeners,
-            tasks,
-            admin,
-            stop_admin,
-            mqtt,
-            http,
-            drain_timeout,
-        })
+        Ok(Self { node, embedded, listeners, stats, admin, stop_admin, mqtt, http, drain_timeout })
     }
 
     pub fn mqtt_addr(&self) -> Option<SocketAddr> {
@@ -103,13 +80,8 @@ impl Broker {
     /// storage, administration.
     pub async fn run_until(self, asked: impl Future<Output = ()>) -> Result<(), Fault> {
         asked.await;
-        self.listeners.iter().for_each(JoinHandle::abort);
-        self.sessions.stop(self.drain_timeout).await;
-        self.tasks.iter().for_each(JoinHandle::abort);
-        for task in self.tasks {
-            // It was aborted, or it ended before.
-            drop(task.await);
-        }
+        self.listeners.iter().chain(&self.stats).for_each(JoinHandle::abort);
+        self.node.stop(self.drain_timeout).await;
         let embedded = Arc::clone(&self.embedded);
         tokio::task::spawn_blocking(move || embedded.stop()).await??;
         // The receiver goes when the administration has ended by itself.
@@ -117,44 +89,4 @@ impl Broker {
         self.admin.await?;
         Ok(())
     }
-}
-
-fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
-    let slots = Arc::new(Slots::default());
-    let routing = &config.routing;
-    let progress = Progress::behind(committed.position);
-    Ok(Parts {
-        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
-        slots,
-        retained: Arc::new(RetainedTable::new(
-            routing.retained_max_count,
-            routing.retained_max_bytes,
-        )),
-        judge: Arc::new(Judge::decode(&committed.state)?),
-        queues: Arc::clone(&stores.queues),
-        progress: Arc::new(progress),
-        turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },
-        no_ids: Arc::from([]),
-    })
-}
-
-fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
-    Handles {
-        config: config.session.clone(),
-        delivery: Arc::new(config.delivery.clone()),
-        node: NodeId(Arc::clone(&config.service.id)),
-        log: Arc::clone(&stores.log),
-        tables: Arc::clone(&stores.tables),
-        queues: Arc::clone(&stores.queues),
-        slots: Arc::clone(&parts.slots),
-        subscriptions: Arc::clone(&parts.subscriptions),
-        retained: Arc::clone(&parts.retained),
-        judge: Arc::clone(&parts.judge),
-        progress: Arc::clone(&parts.progress),
-        retained_expiry_period: config.routing.retained_expiry_period,
-    }
-}
-
-fn spawn_dispatcher(consumer: Box<dyn LogConsumer>, parts: Parts) -> JoinHandle<()> {
-    task::spawn("dispatcher", routing::run(consumer, parts))
 }

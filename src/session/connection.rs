@@ -330,6 +330,7 @@ impl SessionTask {
             let window = Arc::clone(self.inbound.window());
             let full = self.inbound.is_full();
             tokio::select! {
+                biased;
                 end = self.conn.ended() => return Some(end),
                 () = window.progress(), if full => {}
                 () = self.context.caught_up(), if self.context.is_lagging() => {}

@@ -1,7 +1,7 @@
 //! Which sessions this node knows, and which of them are connected: one gate per client id, so
 //! that connects, ends and timers of one session happen one after another.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -79,7 +79,7 @@ type Shard<K, V> = Mutex<HashMap<K, V, ahash::RandomState>>;
 #[derive(Debug)]
 pub(super) struct Registry {
     entries: [Shard<ClientId, Arc<Entry>>; SHARDS],
-    live: [Shard<u64, Arc<Conn>>; SHARDS],
+    live: [Mutex<BTreeMap<u64, Arc<Conn>>>; SHARDS],
     hasher: ahash::RandomState,
     connected: AtomicUsize,
 }
@@ -146,7 +146,7 @@ impl Registry {
         }
     }
 
-    /// Visits every live connection, shard by shard.
+    /// Visits every live connection, shard by shard, each from the oldest on.
     pub(super) fn each_live(&self, mut visit: impl FnMut(&Arc<Conn>)) {
         for shard in &self.live {
             for conn in shard.lock().values() {

@@ -51,6 +51,7 @@ impl Replay {
         let from = self.context.log.end(0).offset;
         let filters = std::mem::take(&mut self.owed.filters);
         tokio::select! {
+            biased;
             () = self.replay(from, filters) => {}
             _ = self.conn.ended() => {}
         }

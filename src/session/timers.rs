@@ -70,6 +70,7 @@ pub(super) async fn run(context: Arc<Context>) {
             None => LOOK_AT_LEAST_EVERY,
         };
         tokio::select! {
+            biased;
             () = tokio::time::sleep(sleep.min(LOOK_AT_LEAST_EVERY)) => {}
             () = context.timers.earlier.notified() => {}
         }

@@ -83,6 +83,9 @@ impl OpenIds {
     }
 
     pub(in crate::session) fn ids(&self) -> Vec<PacketId> {
-        self.0.iter().flat_map(|ids| ids.keys()).copied().collect()
+        let mut ids: Vec<PacketId> = self.0.iter().flat_map(|ids| ids.keys()).copied().collect();
+        // In order, so that what is made of them is the same every time.
+        ids.sort_unstable();
+        ids
     }
 }

@@ -1,7 +1,7 @@
 //! The `ChangeLog`: rows go through the log, are applied on the log's thread, and wait in memory
 //! only until the next checkpoint has written them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,8 +139,9 @@ impl Tables {
             }
             Ok(true)
         })?;
-        let older = flushing.iter().filter(|(key, _)| !dirty.contains_key(*key));
-        for (key, (offset, value)) in dirty.iter().chain(older) {
+        // By key, so that a start does the same things in the same order every time.
+        let newest: BTreeMap<_, _> = flushing.iter().chain(&dirty).collect();
+        for (key, (offset, value)) in newest {
             if let Some(value) = value {
                 visit(at(*offset), key, value);
             }

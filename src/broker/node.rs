@@ -1,0 +1,129 @@
+//! One node without its sockets: what stands between the stores and the listeners. The broker runs
+//! it, and so does the simulation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use super::Fault;
+use crate::config::Config;
+use crate::delivery::Slots;
+use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::session::{Handles, Sessions};
+use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};
+use crate::telemetry::task;
+
+/// How long clients of a node that ended without a goodbye may take to come back before their
+/// Wills go out.
+const WILL_GRACE: Duration = Duration::from_secs(10);
+
+/// A node that knows what is stored; nothing of it runs yet.
+pub struct Loaded {
+    sessions: Sessions,
+    parts: Parts,
+    log: Arc<dyn PublishLog>,
+    committed: Committed,
+    consumer: Box<dyn LogConsumer>,
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded").field("committed", &self.committed).finish_non_exhaustive()
+    }
+}
+
+/// A running node: its sessions may be handed streams.
+#[derive(Debug)]
+pub struct Node {
+    sessions: Sessions,
+    slots: Arc<Slots>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Node {
+    /// Takes up what is stored. Blocks on the medium.
+    pub fn load(config: &Config, stores: &Stores) -> Result<Loaded, Fault> {
+        let (committed, consumer) = stores.log.consumer(0);
+        let parts = parts(config, stores, &committed)?;
+        let sessions = Sessions::new(handles(config, stores, &parts));
+        sessions.load(WILL_GRACE)?;
+        Ok(Loaded { sessions, parts, log: Arc::clone(&stores.log), committed, consumer })
+    }
+
+    pub fn sessions(&self) -> Sessions {
+        self.sessions.clone()
+    }
+
+    /// Who can receive here, for whoever looks at their outboxes.
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// An orderly end: connections first, then dispatch. The stores are the caller's.
+    pub async fn stop(self, patience: Duration) {
+        self.sessions.stop(patience).await;
+        self.abort();
+        for task in self.tasks {
+            // It was aborted, or it ended before.
+            drop(task.await);
+        }
+    }
+
+    /// Ends what runs beside the connections, without waiting for anybody.
+    pub fn abort(&self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Loaded {
+    /// Starts everything. What the last run left in the log is routed again before this returns,
+    /// so that it is in force before a client can come.
+    pub async fn start(self) -> Node {
+        let Loaded { sessions, parts, log, committed, consumer } = self;
+        let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
+        let replayed = log.end(0).offset;
+        let mut tasks = vec![task::spawn("dispatcher", routing::run(consumer, parts))];
+        if committed.position.offset < replayed {
+            progress.reached(replayed).await;
+        }
+        sessions.adopt_open_ids().await;
+        tasks.extend(sessions.start());
+        Node { sessions, slots, tasks }
+    }
+}
+
+fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
+    let slots = Arc::new(Slots::default());
+    let routing = &config.routing;
+    Ok(Parts {
+        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+        slots,
+        retained: Arc::new(RetainedTable::new(
+            routing.retained_max_count,
+            routing.retained_max_bytes,
+        )),
+        judge: Arc::new(Judge::decode(&committed.state)?),
+        queues: Arc::clone(&stores.queues),
+        progress: Arc::new(Progress::behind(committed.position)),
+        turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },
+        no_ids: Arc::from([]),
+    })
+}
+
+fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
+    Handles {
+        config: config.session.clone(),
+        delivery: Arc::new(config.delivery.clone()),
+        node: NodeId(Arc::clone(&config.service.id)),
+        log: Arc::clone(&stores.log),
+        tables: Arc::clone(&stores.tables),
+        queues: Arc::clone(&stores.queues),
+        slots: Arc::clone(&parts.slots),
+        subscriptions: Arc::clone(&parts.subscriptions),
+        retained: Arc::clone(&parts.retained),
+        judge: Arc::clone(&parts.judge),
+        progress: Arc::clone(&parts.progress),
+        retained_expiry_period: config.routing.retained_expiry_period,
+    }
+}
