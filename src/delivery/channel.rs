@@ -291,7 +291,9 @@ impl Channel {
             None => None,
             Some(at_ms) => match at_ms.saturating_sub(clock::wall_ms()) {
                 0 if !begun => return Sent::Expired,
-                left_ms => Some(u32::try_from(left_ms.div_ceil(1000)).unwrap_or(u32::MAX)),
+                // MQTT-4.3.3-7: what was sent once is not expired any more. The least there is:
+                // 0 would tell the client not to use it.
+                left_ms => Some(u32::try_from(left_ms.div_ceil(1000).max(1)).unwrap_or(u32::MAX)),
             },
         };
         let v5 = self.settings.version.is_v5();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -60,8 +61,10 @@ pub(super) struct Conn {
     heard_ms: AtomicU64,
     /// We hold its reader: its keep-alive clock stands still (IN-5).
     held: AtomicBool,
+    /// Milliseconds from `started`, plus one, to the oldest append that has not settled; 0: none.
+    open_since_ms: AtomicU64,
     /// The first end that was asked for from outside.
-    asked: Mutex<Option<End>>,
+    asked: Mutex<Option<Box<End>>>,
     ended: Notify,
 }
 
@@ -80,6 +83,7 @@ impl Conn {
             started: Instant::now(),
             heard_ms: AtomicU64::new(0),
             held: AtomicBool::new(false),
+            open_since_ms: AtomicU64::new(0),
             asked: Mutex::new(None),
             ended: Notify::new(),
         }
@@ -87,7 +91,7 @@ impl Conn {
 
     /// Asks the session task to end; the first reason stands.
     pub(super) fn end(&self, end: End) {
-        self.asked.lock().get_or_insert(end);
+        self.asked.lock().get_or_insert_with(|| Box::new(end));
         self.ended.notify_waiters();
     }
 
@@ -96,7 +100,7 @@ impl Conn {
     }
 
     pub(super) fn asked(&self) -> Option<End> {
-        *self.asked.lock()
+        self.asked.lock().as_deref().copied()
     }
 
     /// Waits until somebody asks for the end. Cancel safe: yes.
@@ -122,6 +126,19 @@ impl Conn {
         if !held {
             self.heard();
         }
+    }
+
+    /// Since when its oldest append waits for the log.
+    pub(super) fn set_open_since(&self, oldest: Option<Instant>) {
+        let since_ms = |at: Instant| at.duration_since(self.started).as_millis() as u64 + 1;
+        self.open_since_ms.store(oldest.map_or(0, since_ms), Ordering::Relaxed);
+    }
+
+    /// Whether the log has not answered for so long (IN-7).
+    pub(super) fn is_unanswered(&self, at_most: Duration) -> bool {
+        let since_ms = self.open_since_ms.load(Ordering::Relaxed);
+        let now_ms = self.started.elapsed().as_millis() as u64 + 1;
+        since_ms > 0 && u128::from(now_ms.saturating_sub(since_ms)) >= at_most.as_millis()
     }
 
     /// Whether the client has been silent for too long.

@@ -20,19 +20,28 @@ impl AppendSink for Once {
 
 /// The outcome of one append. A backend that drops the sink without a word leaves it in doubt.
 #[derive(Debug)]
-pub(super) struct Settled(oneshot::Receiver<AppendOutcome>);
+pub(super) struct Settled {
+    receiver: oneshot::Receiver<AppendOutcome>,
+    /// A receiver gives it once.
+    known: Option<AppendOutcome>,
+}
 
 impl Settled {
-    /// Cancel safe: yes; the append goes on, and may be waited for again.
+    /// Cancel safe: yes; the append goes on, and may be waited for again, also after its end.
     pub(super) async fn outcome(&mut self) -> AppendOutcome {
-        (&mut self.0).await.unwrap_or(AppendOutcome::InDoubt)
+        if let Some(known) = self.known {
+            return known;
+        }
+        let outcome = (&mut self.receiver).await.unwrap_or(AppendOutcome::InDoubt);
+        self.known = Some(outcome);
+        outcome
     }
 }
 
 /// A sink for one append, and what waits for it.
 pub(super) fn once() -> (Arc<dyn AppendSink>, Settled) {
     let (sender, receiver) = oneshot::channel();
-    (Arc::new(Once(Mutex::new(Some(sender)))), Settled(receiver))
+    (Arc::new(Once(Mutex::new(Some(sender)))), Settled { receiver, known: None })
 }
 
 /// For an append whose end changes nothing for anybody: a failure is in the log.

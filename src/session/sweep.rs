@@ -26,13 +26,17 @@ pub(super) fn start(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
     ]
 }
 
-/// Ends connections that were silent for too long (MQTT-3.1.2-22).
+/// Ends connections that were silent for too long (MQTT-3.1.2-22), and those that the log owes an
+/// answer for too long: nobody knows whether what they have open will be stored (IN-7).
 async fn keep_alive(context: Arc<Context>) {
+    let append_timeout = context.config.append_timeout;
     loop {
         tokio::time::sleep(KEEP_ALIVE_EVERY).await;
         context.registry.each_live(|conn| {
             if conn.is_silent() {
                 conn.end(End::KeepAlive);
+            } else if conn.is_unanswered(append_timeout) {
+                conn.end(End::Storage);
             }
         });
         metrics::ALL_CLIENT_SESSIONS.set(context.registry.sessions() as i64);

@@ -46,7 +46,6 @@ pub(crate) enum Change {
     },
     /// While tracing: the first bytes that went to a socket.
     Sent {
-        file: u64,
         bytes: Vec<u8>,
     },
 }
@@ -75,7 +74,8 @@ const MAGIC: u32 = 0x4C57_5231;
 
 /// All records; one that the kill cut short is left out, for its change was not made either.
 pub(crate) fn read_journal(path: &Path) -> Vec<Entry> {
-    let bytes = fs::read(path).unwrap();
+    // A broker that was killed before the shim was loaded has none.
+    let bytes = if path.exists() { fs::read(path).unwrap() } else { Vec::new() };
     let mut rest = bytes.as_slice();
     let mut entries = Vec::new();
     while let Some((head, body)) = rest.split_at_checked(HEAD) {
@@ -112,7 +112,7 @@ fn entry(head: &[u8], one: &[u8], two: &[u8]) -> Entry {
         6 => Change::Removed { path: path(one) },
         7 => Change::FolderRemoved { path: path(one) },
         8 => Change::FolderSynced { path: path(one), through: a },
-        9 => Change::Sent { file: a, bytes: one.to_vec() },
+        9 => Change::Sent { bytes: one.to_vec() },
         10 => Change::SyncFailed { inode, through: a },
         other => panic!("record of kind {other} in the shim's journal"),
     };

@@ -135,16 +135,14 @@ impl Keeper {
     fn ask(&mut self, link: &mut Link, packet: impl Fn(u16) -> Vec<u8>) -> Result<(), End> {
         self.next_id = self.next_id % u16::MAX + 1;
         link.send(&packet(self.next_id))?;
-        loop {
-            match self.recv(link, ANSWER)? {
-                Some(
-                    Packet::Ack { kind: AckKind::Puback, id, code: 0 | 0x10, .. }
-                    | Packet::Suback { id, .. }
-                    | Packet::Unsuback { id, .. },
-                ) if id == self.next_id => return Ok(()),
-                Some(other) => return Err(End::Malformed(format!("unexpected {other:?}"))),
-                None => return Err(End::Malformed("no answer".to_owned())),
-            }
+        match self.recv(link, ANSWER)? {
+            Some(
+                Packet::Ack { kind: AckKind::Puback, id, code: 0 | 0x10, .. }
+                | Packet::Suback { id, .. }
+                | Packet::Unsuback { id, .. },
+            ) if id == self.next_id => Ok(()),
+            Some(other) => Err(End::Malformed(format!("unexpected {other:?}"))),
+            None => Err(End::Malformed("no answer".to_owned())),
         }
     }
 

@@ -42,8 +42,9 @@ fn seed() -> u64 {
 }
 
 impl Run {
-    /// The broker with everybody's sessions and subscriptions, all of it on the disk for good.
-    fn start(start: Start, seed: u64) -> Option<Run> {
+    /// The broker with the subscribers' sessions, after a first end: in peace and with all of it on
+    /// the disk, or by a kill that loses all that was not synced.
+    fn start(start: Start, seed: u64, in_peace: bool) -> Option<Run> {
         let start = start
             .env("MQTT_PERSISTENT_SESSION_DEVICE_PERSISTED_MESSAGES_LIMIT", 65_535)
             .env("STORAGE_EMBEDDED_CHECKPOINT_INTERVAL_MS", 100)
@@ -60,8 +61,13 @@ impl Run {
                 subscriber
             })
             .into();
-        broker.stop();
-        Disk::of(&broker).lose(Loss::Nothing, &mut random);
+        if in_peace {
+            broker.stop();
+            Disk::of(&broker).lose(Loss::Nothing, &mut random);
+        } else {
+            broker.kill();
+            Disk::of(&broker).lose(Loss::Everything, &mut random);
+        }
         broker.start_again();
         world.set_address(Some(broker.address()));
 
@@ -145,7 +151,7 @@ impl Run {
 #[test]
 fn what_was_acknowledged_survives_kills_and_lost_writes() {
     let kills = number("SLUICE_CRASH_KILLS").unwrap_or(5);
-    let Some(mut run) = Run::start(Start::new(), seed()) else { return };
+    let Some(mut run) = Run::start(Start::new(), seed(), false) else { return };
     assert!(run.disk.syncs() > 0, "the shim sees no syncs");
     for _ in 0..kills {
         run.round(None);
@@ -164,7 +170,7 @@ fn what_was_acknowledged_survives_kills_and_lost_writes() {
 #[test]
 fn without_syncs_the_oracle_finds_the_loss() {
     let start = Start::new().env("STORAGE_EMBEDDED_SYNC", "never").allow_log("sync");
-    let Some(mut run) = Run::start(start, seed()) else { return };
+    let Some(mut run) = Run::start(start, seed(), true) else { return };
     for _ in 0..20 {
         if run.world.phase() == Phase::End {
             break;

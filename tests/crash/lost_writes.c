@@ -144,6 +144,13 @@ static int below_root(const char *path) {
         && (path[root_len] == '/' || path[root_len] == 0);
 }
 
+/* The folder that has the root's own name. */
+static int is_parent(const char *path) {
+    size_t len = strlen(path);
+    return len < root_len && strncmp(path, root, len) == 0 && root[len] == '/'
+        && !strchr(root + len + 1, '/');
+}
+
 /* An absolute path, without a look at links. */
 static void whole(int dir, const char *path, char out[PATH_MAX]) {
     char name[64], base[PATH_MAX];
@@ -201,7 +208,7 @@ static int do_open(int dir, const char *path, int flags, mode_t mode) {
     whole(dir, path, name);
     if (!below_root(name)) {
         int fd = syscall(SYS_openat, dir, path, flags, mode);
-        if (fd >= 0 && fd < FDS) table[fd].kind = OUTSIDE;
+        if (fd >= 0 && fd < FDS) table[fd].kind = is_parent(name) ? A_FOLDER : OUTSIDE;
         return fd;
     }
     pthread_mutex_lock(&lock);

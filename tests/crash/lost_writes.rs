@@ -159,9 +159,8 @@ impl Disk {
             }
             lost += self.take_back_names(&journal, loss, random);
         }
-        fs::remove_file(self.side().join("journal")).unwrap();
         for entry in fs::read_dir(self.side()).unwrap().map(Result::unwrap) {
-            if entry.file_name().to_string_lossy().starts_with("saved.") {
+            if entry.file_name() != "control" {
                 fs::remove_file(entry.path()).unwrap();
             }
         }

@@ -113,6 +113,9 @@ impl AckWindow {
             retained: load.retained,
             since: Instant::now(),
         });
+        if inner.pending.len() == 1 {
+            self.conn.set_open_since(inner.pending.front().map(|pending| pending.since));
+        }
         if load.waits == 0 && inner.pending.len() == 1 {
             self.leave(&mut inner);
         }
@@ -155,6 +158,7 @@ impl AckWindow {
         if !out.is_empty() && !self.conn.is_ended() {
             self.conn.outbox.acks(&out);
         }
+        self.conn.set_open_since(inner.pending.front().map(|pending| pending.since));
         self.progress.notify_one();
     }
 

@@ -155,6 +155,10 @@ impl Open {
             })
             .collect::<Result<Vec<_>, _>>()
             .map_err(explain)?;
+        // fjall syncs what is in a keyspace's folder, but not the name of the folder.
+        std::fs::File::open(path.join("keyspaces"))
+            .and_then(|names| names.sync_all())
+            .map_err(|error| explain(error.into()))?;
         Ok(Self { database, keyspaces })
     }
 

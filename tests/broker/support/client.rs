@@ -105,6 +105,24 @@ impl Client {
         self.stream.write_all(bytes).is_ok()
     }
 
+    /// Sends a chunk so many times, or until the broker doesn't read for this long; returns how
+    /// many bytes left.
+    pub(crate) fn send_until_stuck(&mut self, chunk: &[u8], times: usize, wait: Duration) -> usize {
+        self.stream.set_write_timeout(Some(wait)).unwrap();
+        let mut sent = 0;
+        'all: for _ in 0..times {
+            let mut rest = chunk;
+            while !rest.is_empty() {
+                match self.stream.write(rest) {
+                    Ok(length) => (sent, rest) = (sent + length, &rest[length..]),
+                    Err(_) => break 'all,
+                }
+            }
+        }
+        self.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        sent
+    }
+
     #[track_caller]
     pub(crate) fn send_hex(&mut self, digits: &str) {
         self.send(&hex(digits));
@@ -169,6 +187,15 @@ impl Client {
         }
     }
 
+    /// Waits for the acknowledgements of all these ids; each must be a success.
+    #[track_caller]
+    pub(crate) fn acknowledged_all(&mut self, kind: AckKind, ids: impl IntoIterator<Item = u16>) {
+        for id in ids {
+            let code = self.acknowledged(kind, id);
+            assert!(code < 0x80, "{kind:?} {id} with code {code:#x}");
+        }
+    }
+
     /// Subscribes to one filter and returns SUBACK's code.
     #[track_caller]
     pub(crate) fn subscribe(&mut self, filter: impl AsRef<[u8]>, options: u8) -> u8 {
@@ -228,6 +255,16 @@ impl Client {
             return Some(packet);
         }
         self.read_packet(Instant::now() + time).ok().flatten()
+    }
+
+    /// The next packet, none in this time, or how the connection ended.
+    #[allow(dead_code, reason = "the crash tests need it")]
+    #[track_caller]
+    pub(crate) fn recv_or_end(&mut self, time: Duration) -> Result<Option<Packet>, String> {
+        match self.waiting.pop_front() {
+            Some(packet) => Ok(Some(packet)),
+            None => self.read_packet(Instant::now() + time),
+        }
     }
 
     /// The next packet that fits; the others wait for their turn.

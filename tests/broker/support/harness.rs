@@ -140,6 +140,7 @@ impl Broker {
     }
 
     /// Where its data is, in a folder `data`.
+    #[allow(dead_code, reason = "the crash tests need it")]
     pub(crate) fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
@@ -181,6 +182,7 @@ impl Broker {
     }
 
     /// After `stop` or `kill`: starts, and is killed so soon that it may not be ready yet.
+    #[allow(dead_code, reason = "the crash tests need it")]
     pub(crate) fn start_and_kill(&mut self, after: Duration) {
         let mut next = Broker::spawn(&self.start, &self.folder, free_port(), free_port());
         std::thread::sleep(after);
