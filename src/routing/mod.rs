@@ -28,7 +28,7 @@ pub use index::SubscriptionIndex;
 pub use judge::Judge;
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
-pub use rows::{SubscriptionRow, decode as decode_row, encode as encode_row};
+pub use rows::{SubscriptionRow, decode_row, encode_row};
 pub use shared_group::{Group, GroupId, Groups, Joined, Left, Pick, Standing, Turn};
 pub use subscribers::Subscriber;
 pub use subscriptions::{Entry, Subscriptions};
