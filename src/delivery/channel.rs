@@ -41,7 +41,8 @@ pub(super) struct Channel {
     pub(super) credit: Credit,
     pub(super) ids: PacketIds,
     aliases: Option<Box<Aliases>>,
-    delayed: VecDeque<Delayed>,
+    /// Boxed, since hardly any connection has one.
+    delayed: Option<Box<VecDeque<Delayed>>>,
     pub(super) backlog: Option<Box<Backlog>>,
     /// Topics that went out live while a retained cursor is open.
     replay_guard: Option<Box<ReplayGuard>>,
@@ -92,7 +93,7 @@ impl Channel {
             credit: Credit::new(settings.receive_maximum),
             ids: PacketIds::default(),
             aliases: Aliases::new(alias_max, config.topic_alias_min_bytes),
-            delayed: VecDeque::new(),
+            delayed: None,
             backlog: None,
             replay_guard: None,
             closing: false,
@@ -210,7 +211,7 @@ impl Channel {
         if !self.marks.is_writable() {
             return telemetry::dropped(DropReason::ChannelNotWritable, Direction::Outbound, 1);
         }
-        let waits = !self.delayed.is_empty() || self.credit.left() == 0;
+        let waits = self.delayed() > 0 || self.credit.left() == 0;
         if copy.delivery.qos.is_acknowledged() && waits {
             return self.delay(copy, config);
         }
@@ -246,7 +247,7 @@ impl Channel {
     }
 
     fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {
-        if self.delayed.len() >= config.delayed_messages {
+        if self.delayed() >= config.delayed_messages {
             metrics::FLOW_DROPS_OVERFLOW.inc();
             return telemetry::dropped(DropReason::InflightWindowExceeded, Direction::Outbound, 1);
         }
@@ -257,13 +258,21 @@ impl Channel {
         let since_ms = clock::wall_ms();
         let subscription_ids = Arc::from(copy.subscription_ids);
         let delivery = copy.delivery;
-        self.delayed.push_back(Delayed { message, delivery, subscription_ids, since_ms, bytes });
+        let delayed = Delayed { message, delivery, subscription_ids, since_ms, bytes };
+        self.delayed.get_or_insert_default().push_back(delayed);
+    }
+
+    fn delayed(&self) -> usize {
+        self.delayed.as_ref().map_or(0, |delayed| delayed.len())
     }
 
     /// Sends what waited for credit, as far as there is some.
     pub(super) fn send_delayed(&mut self, config: &Config) {
         while self.credit.left() > 0 {
-            let Some(next) = self.delayed.pop_front() else { return };
+            let Some(next) = self.delayed.as_mut().and_then(|delayed| delayed.pop_front()) else {
+                self.delayed = None;
+                return;
+            };
             self.left(next.bytes);
             let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
             if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
@@ -385,12 +394,12 @@ impl Channel {
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
-        let lost = self.delayed.len();
+        let lost = self.delayed();
         if lost > 0 {
             telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost as u64);
         }
         self.tally.tell(0, 0);
-        self.delayed = VecDeque::new();
+        self.delayed = None;
         self.non_writable = None;
         self.replay_guard = None;
     }
@@ -398,13 +407,14 @@ impl Channel {
     /// Tells the metrics what changed: called once for all that was done under one lock.
     pub(super) fn tell(&mut self) {
         if !self.closing {
-            self.tally.tell(self.ids.len(), self.delayed.len());
+            let delayed = self.delayed();
+            self.tally.tell(self.ids.len(), delayed);
         }
     }
 
     /// Whether the next QoS 1 or 2 message could leave now.
     pub(super) fn has_room(&self) -> bool {
-        self.marks.is_writable() && self.credit.left() > 0 && self.delayed.is_empty()
+        self.marks.is_writable() && self.credit.left() > 0 && self.delayed() == 0
     }
 }
 

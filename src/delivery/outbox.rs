@@ -41,7 +41,7 @@ pub struct Outbox {
     pub(super) writer: Notify,
     /// Wakes whoever waits for room: retained cursors, a reader held by the control lane.
     pub(super) room: Notify,
-    pub(super) receiving: Mutex<Receiving>,
+    pub(super) receiving: Mutex<Option<Box<Receiving>>>,
     pub(super) this: Weak<Outbox>,
 }
 
