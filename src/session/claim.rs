@@ -167,7 +167,7 @@ async fn store(
 
 /// Cuts the connection before this one, and deals with the Will and the session it leaves.
 fn displace(
-    context: &Context,
+    context: &Arc<Context>,
     client_id: &ClientId,
     old: Option<Session>,
     resumes: bool,

@@ -1,17 +1,23 @@
 //! How sessions go off-line, end, and leave their Wills.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
 use super::rows::{self, NEVER, SessionRow, WillRow};
-use super::settle::Unwatched;
+use super::settle::{self, Settled, Unwatched};
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::SubscriptionRow;
-use crate::storage::{BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table};
-use crate::telemetry::{clock, metrics};
+use crate::storage::{
+    AppendOutcome, Batch, BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
+};
+use crate::telemetry::{clock, metrics, task};
+
+/// How long to wait before a Will that could not be stored is tried again.
+const WILL_RETRY: Duration = Duration::from_millis(500);
 
 /// Rows in one put at the start.
 const MENDED_AT_ONCE: usize = 1000;
@@ -124,14 +130,16 @@ pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
 }
 
 /// Publishes the session's Will, once: through the log, like any publish (IN-1, WIL-09).
-pub(super) fn fire_will(context: &Context, client_id: &ClientId, session: &mut Session) {
+pub(super) fn fire_will(context: &Arc<Context>, client_id: &ClientId, session: &mut Session) {
     let Some(will) = session.will.take() else { return };
     metrics::LAST_WILL_CLIENTS.dec();
     publish_will(context, client_id, session.incarnation, session.epoch, &will);
 }
 
+/// Nobody sends a Will again but this node: one that could not be stored is tried again until it
+/// is. The judge drops all copies but the first (WIL-01).
 fn publish_will(
-    context: &Context,
+    context: &Arc<Context>,
     client_id: &ClientId,
     incarnation: u64,
     epoch: u64,
@@ -140,14 +148,38 @@ fn publish_will(
     let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
     let batch = will.batch(Arc::new(publisher));
     let retained = will.retained(&context.retained, &batch);
-    let sink = Arc::new(Unwatched("a Will"));
-    context.retained.together(|| {
-        context.log.append(batch, Durability::Durable, Arc::clone(&sink) as _, 0);
-        if let Some(row) = retained {
-            context.tables.put(vec![row], Durability::Durable, sink, 0);
+    metrics::WILLS_PUBLISHED.inc();
+    let mut open = append_will(context, &batch, retained.as_ref());
+    let context = Arc::clone(context);
+    task::spawn("will", async move {
+        while !all_stored(&mut open).await && !context.is_stopping() {
+            tracing::warn!("a Will could not be stored; it is tried again");
+            tokio::time::sleep(WILL_RETRY).await;
+            open = append_will(&context, &batch, retained.as_ref());
         }
     });
-    metrics::WILLS_PUBLISHED.inc();
+}
+
+fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
+    let (sink, settled) = settle::once();
+    let mut open = vec![settled];
+    context.retained.together(|| {
+        context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
+        if let Some(row) = retained {
+            let (sink, settled) = settle::once();
+            context.tables.put(vec![row.clone()], Durability::Durable, sink, 0);
+            open.push(settled);
+        }
+    });
+    open
+}
+
+async fn all_stored(open: &mut [Settled]) -> bool {
+    let mut all = true;
+    for settled in open {
+        all &= matches!(settled.outcome().await, AppendOutcome::Stored(_));
+    }
+    all
 }
 
 /// Deletes all that belongs to a session that has ended: subscriptions, queue, open exchanges,

@@ -92,7 +92,8 @@ impl Sessions {
             };
             if session.incarnation == incarnation {
                 let mut open = session.open_ids.lock();
-                ids.into_iter().for_each(|id| open.set(id, inbound::OpenId::Received));
+                // The message is in the log; whether its retained row is, nobody knows.
+                ids.into_iter().for_each(|id| open.set(id, inbound::OpenId::InDoubt));
             }
         }
     }

@@ -131,6 +131,8 @@ impl Machine {
                     let Image { disk, projection } = disk.cut();
                     Media::Disk(disk, Arc::new(projection))
                 } else {
+                    // A start on a bad disk is refused; that is not what is looked at here.
+                    disk.heal();
                     Media::Disk(disk.sim().clone(), Arc::new(disk.projection().crash(usize::MAX)))
                 }
             }

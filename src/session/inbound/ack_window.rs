@@ -50,6 +50,8 @@ struct Pending {
     /// Settlements still to come: the batch itself, and its retained rows.
     waits: u8,
     failed: Option<AppendOutcome>,
+    /// A part of it is stored.
+    stored: bool,
     acks: Vec<AckOut>,
     messages: usize,
     bytes: usize,
@@ -107,6 +109,7 @@ impl AckWindow {
             ticket,
             waits: load.waits,
             failed: None,
+            stored: false,
             acks: load.acks,
             messages: load.messages,
             bytes: load.bytes,
@@ -166,16 +169,19 @@ impl AckWindow {
     /// connection ends instead.
     fn answer(&self, mut ack: AckOut, failed: Option<AppendOutcome>) -> Option<AckOut> {
         let Some(outcome) = failed else { return Some(ack) };
+        let in_doubt = outcome == AppendOutcome::InDoubt;
         // What is not known to be stored must not be answered as a repeat: the client's resend
         // decides, and the judge drops it if the first copy did get into the log.
-        match ack.kind {
-            AckKind::Pubrec => self.open_ids.lock().remove(ack.id),
-            AckKind::Pubcomp => self.open_ids.lock().reopen(ack.id),
-            AckKind::Puback | AckKind::Pubrel => {}
-        }
+        let surely_not = match ack.kind {
+            AckKind::Pubrec => self.open_ids.lock().failed(ack.id, in_doubt),
+            AckKind::Pubcomp => {
+                self.open_ids.lock().reopen(ack.id);
+                false
+            }
+            AckKind::Puback | AckKind::Pubrel => !in_doubt,
+        };
         // IN-2: surely not stored, so v5 is told; PUBCOMP and v3.x have no words for it.
-        let told = self.is_v5 && ack.kind != AckKind::Pubcomp;
-        if outcome == AppendOutcome::NotStored && told {
+        if surely_not && self.is_v5 {
             ack.reason = ReasonCode::UnspecifiedError;
             return Some(ack);
         }
@@ -190,6 +196,7 @@ impl AckWindow {
             AckKind::Pubrec if ack.reason.is_error() => {
                 inner.exchanges = inner.exchanges.saturating_sub(1);
             }
+            AckKind::Pubrec => self.open_ids.lock().stored(ack.id),
             // A repeated PUBREL has a PUBCOMP of its own; only the first gives the place back.
             AckKind::Pubcomp if ack.reason == ReasonCode::Success => {
                 let mut open_ids = self.open_ids.lock();
@@ -198,7 +205,7 @@ impl AckWindow {
                     open_ids.remove(ack.id);
                 }
             }
-            AckKind::Pubrec | AckKind::Pubcomp | AckKind::Pubrel => {}
+            AckKind::Pubcomp | AckKind::Pubrel => {}
         }
     }
 
@@ -217,7 +224,7 @@ impl AppendSink for AckWindow {
         };
         pending.waits = pending.waits.saturating_sub(1);
         match outcome {
-            AppendOutcome::Stored(_) => {}
+            AppendOutcome::Stored(_) => pending.stored = true,
             // In doubt outweighs surely not stored.
             AppendOutcome::InDoubt => pending.failed = Some(outcome),
             AppendOutcome::NotStored => {
@@ -226,6 +233,10 @@ impl AppendSink for AckWindow {
         }
         if pending.waits > 0 {
             return;
+        }
+        if pending.failed.is_some() && pending.stored {
+            // A message without its retained row, or the reverse: that can't be refused any more.
+            pending.failed = Some(AppendOutcome::InDoubt);
         }
         self.budget.give_back(pending.bytes);
         tracing::trace!(stop = 7, client = %self.conn.client_id, ticket, ?outcome, "settled");

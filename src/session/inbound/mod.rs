@@ -135,14 +135,21 @@ impl Inbound {
     pub(super) fn publish(&mut self, publish: &Publish<'_>) -> Result<(), DecodeError> {
         let resolved = self.resolve(publish)?;
         let topic = resolved.as_deref().unwrap_or(publish.topic);
+        let known = match publish.packet_id {
+            Some(id) if publish.qos == QoS::ExactlyOnce => self.open_id(id),
+            Some(_) | None => None,
+        };
         if let Some(id) = publish.packet_id {
-            if publish.qos == QoS::ExactlyOnce && self.open_id(id).is_some() {
+            let stored = matches!(known, Some(OpenId::Received | OpenId::Releasing));
+            // A retained value is set again: a QoS 1 resend before this repeat may just have set
+            // an older one.
+            if stored && !publish.retain {
                 // A repeat before PUBREL: answered before limits and quota (QOS-01).
                 let (kind, reason) = (AckKind::Pubrec, ReasonCode::Success);
                 self.hand().acks.push(AckOut { kind, id, reason });
                 return Ok(());
             }
-            self.hand().exchanges += 1;
+            self.hand().exchanges += usize::from(known.is_none());
             if self.is_v5 && self.exceeds_receive_maximum() {
                 return Err(RECEIVE_MAXIMUM);
             }
@@ -150,7 +157,7 @@ impl Inbound {
         if let Some(reason) = self.refusal(topic, publish) {
             return self.refuse(publish, reason);
         }
-        self.admit(topic, publish);
+        self.admit(topic, publish, known.is_some());
         Ok(())
     }
 
@@ -204,7 +211,7 @@ impl Inbound {
         Ok(())
     }
 
-    fn admit(&mut self, topic: &str, publish: &Publish<'_>) {
+    fn admit(&mut self, topic: &str, publish: &Publish<'_>, repeated: bool) {
         let hand = self.hand.get_or_insert_default();
         let batch = hand.batch.get_or_insert_with(|| {
             BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
@@ -230,7 +237,8 @@ impl Inbound {
         };
         hand.durable = true;
         if publish.qos == QoS::ExactlyOnce {
-            hand.staged.push((id, OpenId::Received));
+            let open = if repeated { OpenId::Repeated } else { OpenId::Received };
+            hand.staged.push((id, open));
         }
         let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
         hand.acks.push(AckOut { kind, id, reason });
@@ -250,7 +258,7 @@ impl Inbound {
             None | Some(_) => ReasonCode::Success,
         };
         let hand = self.hand.get_or_insert_default();
-        if open == Some(OpenId::Received) {
+        if matches!(open, Some(OpenId::Received | OpenId::InDoubt | OpenId::Repeated)) {
             hand.staged.push((id, OpenId::Releasing));
             let batch = hand.batch.get_or_insert_with(|| {
                 BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())

@@ -13,6 +13,11 @@ pub(in crate::session) enum OpenId {
     Received,
     /// PUBREL is on its way to the log: a repeat is answered PUBCOMP behind it.
     Releasing,
+    /// PUBLISH may be in the log, with or without its retained row: a repeat is stored again, and
+    /// can't be refused any more. The judge drops what is one copy too many.
+    InDoubt,
+    /// Such a repeat is on its way to the log.
+    Repeated,
 }
 
 /// What connections of one session hand on to each other on the way in.
@@ -68,6 +73,24 @@ impl OpenIds {
         ids.remove(&id);
         if ids.is_empty() && ids.capacity() > KEEP {
             self.0 = None;
+        }
+    }
+
+    /// The PUBLISH was not stored, as far as is known; `true` when it surely was not.
+    pub(in crate::session) fn failed(&mut self, id: PacketId, in_doubt: bool) -> bool {
+        let doubt = in_doubt || matches!(self.get(id), Some(OpenId::InDoubt | OpenId::Repeated));
+        if doubt {
+            self.set(id, OpenId::InDoubt);
+        } else {
+            self.remove(id);
+        }
+        !doubt
+    }
+
+    /// The PUBLISH is stored, and its PUBREC leaves.
+    pub(in crate::session) fn stored(&mut self, id: PacketId) {
+        if self.get(id) == Some(OpenId::Repeated) {
+            self.set(id, OpenId::Received);
         }
     }
 

@@ -34,6 +34,7 @@ pub use queue_cases::{
 };
 pub use random::queues_survive_any_mix_of_crashes;
 pub use recovery_cases::{
+    a_crash_is_not_forgotten_by_an_orderly_restart,
     a_queue_lost_in_a_crash_is_filled_again_by_the_replay, an_ack_survives_an_orderly_restart,
     commit_and_state_are_a_pair_after_a_crash, marks_and_runs_survive_a_crash,
     opens_and_removals_survive_in_order,
@@ -91,6 +92,7 @@ macro_rules! storage_contract {
         $crate::storage::contract::suite! { $factory;
             a_cancelled_next_loses_nothing
             a_consumer_goes_on_behind_its_commit
+            a_crash_is_not_forgotten_by_an_orderly_restart
             a_new_incarnation_empties_the_queue
             a_put_is_applied_before_it_settles
             a_queue_lost_in_a_crash_is_filled_again_by_the_replay

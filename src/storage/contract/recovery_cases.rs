@@ -105,6 +105,25 @@ pub async fn an_ack_survives_an_orderly_restart(factory: &dyn Factory) {
     }
 }
 
+/// FLO-10: what was sent before a crash carries DUP=1 also when the client comes back only after
+/// an orderly restart that followed it.
+pub async fn a_crash_is_not_forgotten_by_an_orderly_restart(factory: &dyn Factory) {
+    let mut harness = Harness::new(factory).await;
+    let queue = client("c");
+    harness.open(&queue, 1).await;
+    harness.publish(&["a", "b", "c"]).await;
+    harness.route(&queue, 1).await;
+    harness.commit("");
+    harness.reserve(&queue, 1, run(1, 10, 8)).await;
+    harness.stores.queues.ack(&queue, 1, &[], 1);
+    harness.restart().await;
+    assert_eq!(harness.open(&queue, 1).await.sent_below, 1, "nothing was sent so far");
+    // All three are sent now, and nobody gets to say so.
+    harness.crash().await;
+    harness.restart().await;
+    assert!(harness.open(&queue, 1).await.sent_below >= 4);
+}
+
 /// Which queues there are is decided in one order with everything else, crash or not.
 pub async fn opens_and_removals_survive_in_order(factory: &dyn Factory) {
     let mut harness = Harness::new(factory).await;

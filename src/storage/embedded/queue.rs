@@ -119,10 +119,11 @@ impl Queue {
         }
     }
 
-    /// After a crash nobody knows how far the sender got within the runs it reserved.
-    pub(super) fn recovered(&mut self) {
-        self.meta.exact = false;
+    /// After a crash nobody knows how far the sender got within the runs it reserved. `true`: the
+    /// projection says otherwise, and a later orderly end must not make it true again.
+    pub(super) fn recovered(&mut self) -> bool {
         self.sent_floor = self.meta.runs.back().map_or(0, run_end);
+        std::mem::replace(&mut self.meta.exact, false)
     }
 
     pub(super) fn depth(&self) -> u64 {

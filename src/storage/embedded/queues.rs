@@ -122,7 +122,14 @@ impl Queues {
     /// Called once the log was replayed after anything but an orderly stop.
     pub(super) fn recovered(&self) {
         for shard in &self.shards {
-            shard.lock().queues.values_mut().for_each(Queue::recovered);
+            let mut shard = shard.lock();
+            let Shard { queues, dirty } = &mut *shard;
+            for (key, queue) in queues {
+                if queue.recovered() && !queue.dirty {
+                    queue.dirty = true;
+                    dirty.push(key.clone());
+                }
+            }
         }
     }
 
