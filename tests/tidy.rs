@@ -11,6 +11,8 @@ mod documents;
 mod layers;
 #[path = "tidy/lengths.rs"]
 mod lengths;
+#[path = "tidy/mutations.rs"]
+mod mutations;
 #[path = "tidy/reach.rs"]
 mod reach;
 #[path = "tidy/source.rs"]
@@ -92,4 +94,15 @@ fn the_life_of_a_publish_names_real_functions() {
 fn every_requirement_has_its_test() {
     let Some(text) = source::read("docs/requirements.md") else { return };
     none(documents::requirements(&text, &rust_files(&["src", "tests"])));
+}
+
+#[test]
+fn every_mutation_fits() {
+    let Some(list) = source::read("docs/mutations.md") else { return };
+    let named = |(path, text): (String, String)| {
+        let name = path.strip_prefix("tests/mutations/")?.strip_suffix(".patch")?.to_owned();
+        Some((name, text))
+    };
+    let patches: Vec<_> = tracked_files().into_iter().filter_map(named).collect();
+    none(mutations::fit(&list, &patches, &rust_files(&["src", "tests"])));
 }

@@ -17,7 +17,7 @@ use crate::admin::{Admin, Info};
 use crate::config::Config;
 use crate::listener::Tcp;
 use crate::storage::Embedded;
-use crate::telemetry::task;
+use crate::telemetry::{self, task};
 
 pub use node::{Loaded, Node};
 
@@ -29,6 +29,7 @@ pub struct Broker {
     node: Node,
     embedded: Arc<Embedded>,
     listeners: Vec<JoinHandle<()>>,
+    stats: Option<JoinHandle<()>>,
     admin: JoinHandle<()>,
     stop_admin: oneshot::Sender<()>,
     mqtt: Option<SocketAddr>,
@@ -44,6 +45,8 @@ impl Broker {
         let settings = config.clone();
         let (log, loading) = (Arc::clone(&stores.log), move || Node::load(&settings, &stores));
         let node = tokio::task::spawn_blocking(loading).await??.start().await;
+        let stats = config.telemetry.stats_period;
+        let stats = stats.map(|period| task::spawn("stats", telemetry::print_stats(period)));
         let health = health::Health::new(&config, log);
         let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
         let admin = Admin::bind(&config.admin, info, Arc::new(health.clone())).await?;
@@ -62,7 +65,7 @@ impl Broker {
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;
-        Ok(Self { node, embedded, listeners, admin, stop_admin, mqtt, http, drain_timeout })
+        Ok(Self { node, embedded, listeners, stats, admin, stop_admin, mqtt, http, drain_timeout })
     }
 
     pub fn mqtt_addr(&self) -> Option<SocketAddr> {
@@ -77,7 +80,7 @@ impl Broker {
     /// storage, administration.
     pub async fn run_until(self, asked: impl Future<Output = ()>) -> Result<(), Fault> {
         asked.await;
-        self.listeners.iter().for_each(JoinHandle::abort);
+        self.listeners.iter().chain(&self.stats).for_each(JoinHandle::abort);
         self.node.stop(self.drain_timeout).await;
         let embedded = Arc::clone(&self.embedded);
         tokio::task::spawn_blocking(move || embedded.stop()).await??;

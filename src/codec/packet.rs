@@ -24,6 +24,29 @@ pub enum Packet<'a> {
     Auth(Auth),
 }
 
+impl Packet<'_> {
+    /// What the specification calls it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Packet::Connect(_) => "CONNECT",
+            Packet::Connack(_) => "CONNACK",
+            Packet::Publish(_) => "PUBLISH",
+            Packet::Ack(AckKind::Puback, _) => "PUBACK",
+            Packet::Ack(AckKind::Pubrec, _) => "PUBREC",
+            Packet::Ack(AckKind::Pubrel, _) => "PUBREL",
+            Packet::Ack(AckKind::Pubcomp, _) => "PUBCOMP",
+            Packet::Subscribe(_) => "SUBSCRIBE",
+            Packet::Suback(_) => "SUBACK",
+            Packet::Unsubscribe(_) => "UNSUBSCRIBE",
+            Packet::Unsuback(_) => "UNSUBACK",
+            Packet::Pingreq => "PINGREQ",
+            Packet::Pingresp => "PINGRESP",
+            Packet::Disconnect(_) => "DISCONNECT",
+            Packet::Auth(_) => "AUTH",
+        }
+    }
+}
+
 /// Name and value, in wire order, repeats allowed (MQTT 5 section 2.2.2.2, 0x26).
 pub type UserProperty = (String, String);
 

@@ -107,7 +107,6 @@ pub(super) const NOT_ENFORCED: &[(&str, &str)] = &[
     ("mqtt.rate-limits.incoming-publish.enabled", "false"),
     ("mqtt.rate-limits.outgoing-publish.enabled", "false"),
     ("mqtt.rate-limits.total.enabled", "false"),
-    ("mqtt.sessions-limit", "0"),
 ];
 
 pub(super) fn why(key: &str) -> Option<Why> {

@@ -56,6 +56,9 @@ impl Outbox {
             .map(|backlog| (backlog.queue.clone(), backlog.incarnation, backlog.sent_below()));
         // A cursor that waits for room needs credit only for copies that are acknowledged.
         let room = channel.marks.is_writable();
+        channel.tell();
+        let client = &channel.settings().client_id;
+        tracing::trace!(stop = 12, %client, acks = acks.len(), done = done.len(), "acknowledged");
         drop(channel);
         self.reserve(reservation);
         if let Some((queue, incarnation, sent_below)) = queue {
@@ -114,7 +117,6 @@ impl Outbox {
 
     fn finish(channel: &mut Channel, id: PacketId, done: &mut Vec<u64>) {
         let Some(entry) = channel.ids.remove(id) else { return };
-        metrics::INFLIGHT.dec();
         if entry.credited {
             channel.credit.give();
         }
@@ -128,9 +130,10 @@ impl Outbox {
         let ids = of.iter().map(|(id, _)| *id).collect();
         let seqs: Vec<u64> = of.iter().map(|(_, seq)| *seq).collect();
         let mut receiving = self.receiving.lock();
-        let ticket = receiving.next_ticket;
-        receiving.next_ticket += 1;
-        receiving.waiting.push_back((ticket, ids));
+        let waiting = receiving.get_or_insert_default();
+        let ticket = waiting.next_ticket;
+        waiting.next_ticket += 1;
+        waiting.waiting.push_back((ticket, ids));
         drop(receiving);
         self.queues.received(queue, incarnation, &seqs, this, ticket);
     }
@@ -138,6 +141,7 @@ impl Outbox {
     /// The records up to this ticket are durable: their PUBRELs leave.
     fn recorded(&self, channel: &mut Channel, ticket: u64) {
         let mut receiving = self.receiving.lock();
+        let Some(receiving) = receiving.as_mut() else { return };
         while receiving.waiting.front().is_some_and(|(waiting, _)| *waiting <= ticket) {
             let Some((_, ids)) = receiving.waiting.pop_front() else { break };
             for id in ids {

@@ -11,12 +11,13 @@ use super::backlog::{Backlog, ID_RUN};
 use super::credit::Credit;
 use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
+use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
 use super::{Config, Outgoing, Settings};
 use crate::codec::PublishHead;
 use crate::mqtt::{Delivery, PacketId, QoS};
 use crate::storage::{Batch, IdRun, MessageRef, QueueKey};
-use crate::telemetry::{self, Direction, DropReason, clock, metrics};
+use crate::telemetry::{self, Counted, Direction, DropReason, clock, metrics};
 
 /// Topics heard live while a retained cursor is open; beyond it the cursor's copies are all
 /// skipped for topics that hash alike, never sent out of order.
@@ -36,15 +37,17 @@ pub(super) struct Channel {
     settings: Settings,
     pub(super) out: OutBuffer,
     pub(super) marks: Watermark,
-    non_writable: Option<telemetry::NonWritable>,
+    non_writable: Option<Counted>,
     pub(super) credit: Credit,
     pub(super) ids: PacketIds,
     aliases: Option<Box<Aliases>>,
-    delayed: VecDeque<Delayed>,
+    /// Boxed, since hardly any connection has one.
+    delayed: Option<Box<VecDeque<Delayed>>>,
     pub(super) backlog: Option<Box<Backlog>>,
     /// Topics that went out live while a retained cursor is open.
     replay_guard: Option<Box<ReplayGuard>>,
     pub(super) closing: bool,
+    tally: Tally,
 }
 
 #[derive(Debug)]
@@ -90,10 +93,11 @@ impl Channel {
             credit: Credit::new(settings.receive_maximum),
             ids: PacketIds::default(),
             aliases: Aliases::new(alias_max, config.topic_alias_min_bytes),
-            delayed: VecDeque::new(),
+            delayed: None,
             backlog: None,
             replay_guard: None,
             closing: false,
+            tally: Tally::default(),
             settings,
         }
     }
@@ -112,7 +116,7 @@ impl Channel {
 
     fn queued(&mut self, bytes: usize) {
         if self.marks.queued(bytes) == Crossing::High {
-            self.non_writable = Some(telemetry::NonWritable::count());
+            self.non_writable = Some(Counted::one(&metrics::NON_WRITABLE_CLIENTS));
             if let Some(backlog) = &mut self.backlog {
                 backlog.pause.went_high();
             }
@@ -207,7 +211,7 @@ impl Channel {
         if !self.marks.is_writable() {
             return telemetry::dropped(DropReason::ChannelNotWritable, Direction::Outbound, 1);
         }
-        let waits = !self.delayed.is_empty() || self.credit.left() == 0;
+        let waits = self.delayed() > 0 || self.credit.left() == 0;
         if copy.delivery.qos.is_acknowledged() && waits {
             return self.delay(copy, config);
         }
@@ -237,14 +241,13 @@ impl Channel {
     /// Takes the credit and enters the id: called for every QoS 1 or 2 PUBLISH that was queued.
     pub(super) fn book(&mut self, id: PacketId, seq: u64, delivery: Delivery) {
         let credited = self.credit.take();
-        metrics::INFLIGHT.inc();
         let stage = if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
         let fresh = self.ids.insert(id, InFlight { seq, stage, credited });
         debug_assert!(fresh && credited, "id {id:?} was free and a credit was left");
     }
 
     fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {
-        if self.delayed.len() >= config.delayed_messages {
+        if self.delayed() >= config.delayed_messages {
             metrics::FLOW_DROPS_OVERFLOW.inc();
             return telemetry::dropped(DropReason::InflightWindowExceeded, Direction::Outbound, 1);
         }
@@ -255,15 +258,21 @@ impl Channel {
         let since_ms = clock::wall_ms();
         let subscription_ids = Arc::from(copy.subscription_ids);
         let delivery = copy.delivery;
-        metrics::DELAYED.inc();
-        self.delayed.push_back(Delayed { message, delivery, subscription_ids, since_ms, bytes });
+        let delayed = Delayed { message, delivery, subscription_ids, since_ms, bytes };
+        self.delayed.get_or_insert_default().push_back(delayed);
+    }
+
+    fn delayed(&self) -> usize {
+        self.delayed.as_ref().map_or(0, |delayed| delayed.len())
     }
 
     /// Sends what waited for credit, as far as there is some.
     pub(super) fn send_delayed(&mut self, config: &Config) {
         while self.credit.left() > 0 {
-            let Some(next) = self.delayed.pop_front() else { return };
-            metrics::DELAYED.dec();
+            let Some(next) = self.delayed.as_mut().and_then(|delayed| delayed.pop_front()) else {
+                self.delayed = None;
+                return;
+            };
             self.left(next.bytes);
             let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
             if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
@@ -340,11 +349,9 @@ impl Channel {
         if let (Aliased::First(alias), Some(aliases)) = (aliased, &mut self.aliases) {
             aliases.remember(view.topic, alias);
         }
-        match copy.delivery.qos {
-            QoS::AtMostOnce => metrics::DELIVERED_QOS0.inc(),
-            QoS::AtLeastOnce => metrics::DELIVERED_QOS1.inc(),
-            QoS::ExactlyOnce => metrics::DELIVERED_QOS2.inc(),
-        }
+        self.tally.sent(copy.delivery.qos);
+        tracing::trace!(stop = 10, client = %self.settings.client_id, topic = view.topic,
+            qos = copy.delivery.qos.bits(), id = id.map(PacketId::get), dup, "encoded");
         Sent::Yes
     }
 
@@ -387,20 +394,27 @@ impl Channel {
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
-        let lost = self.delayed.len();
+        let lost = self.delayed();
         if lost > 0 {
             telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost as u64);
-            metrics::DELAYED.add(-(lost as i64));
         }
-        metrics::INFLIGHT.add(-(self.ids.len() as i64));
-        self.delayed = VecDeque::new();
+        self.tally.tell(0, 0);
+        self.delayed = None;
         self.non_writable = None;
         self.replay_guard = None;
     }
 
+    /// Tells the metrics what changed: called once for all that was done under one lock.
+    pub(super) fn tell(&mut self) {
+        if !self.closing {
+            let delayed = self.delayed();
+            self.tally.tell(self.ids.len(), delayed);
+        }
+    }
+
     /// Whether the next QoS 1 or 2 message could leave now.
     pub(super) fn has_room(&self) -> bool {
-        self.marks.is_writable() && self.credit.left() > 0 && self.delayed.is_empty()
+        self.marks.is_writable() && self.credit.left() > 0 && self.delayed() == 0
     }
 }
 

@@ -16,6 +16,7 @@ mod packet_ids;
 mod pause;
 mod pull;
 mod subscriber;
+mod tally;
 mod watermark;
 mod writer;
 
@@ -30,12 +31,14 @@ pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use writer::write;
 
-use crate::mqtt::{Delivery, ProtocolVersion};
+use crate::mqtt::{ClientId, Delivery, ProtocolVersion};
 use crate::storage::Batch;
 
 /// What a CONNECT fixed for this connection's write side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// For log lines.
+    pub client_id: ClientId,
     pub version: ProtocolVersion,
     /// The client's Receive Maximum; never 0.
     pub receive_maximum: u16,

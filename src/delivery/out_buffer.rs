@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use tokio::time::Instant;
 
 /// Chunks are filled up to this and then a new one is begun, so that no frame moves twice.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -33,15 +35,27 @@ impl Chunk {
 pub(super) struct OutBuffer {
     chunks: VecDeque<Chunk>,
     len: usize,
+    /// When its first byte came.
+    since: Option<Instant>,
 }
 
 impl OutBuffer {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    /// How long its first byte has been waiting.
+    pub(super) fn age(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Appends what `encode` writes; gives back its length.
     pub(super) fn push_with<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
+        self.since.get_or_insert_with(Instant::now);
         let open = match self.chunks.back() {
             Some(Chunk::Copied { bytes, .. }) => bytes.len() < CHUNK_BYTES,
             Some(Chunk::Shared(_)) | None => false,
@@ -61,6 +75,7 @@ impl OutBuffer {
 
     /// Appends bytes without copying them.
     pub(super) fn push_shared(&mut self, bytes: Bytes) {
+        self.since.get_or_insert_with(Instant::now);
         self.len += bytes.len();
         self.chunks.push_back(Chunk::Shared(bytes));
     }

@@ -41,7 +41,7 @@ pub struct Outbox {
     pub(super) writer: Notify,
     /// Wakes whoever waits for room: retained cursors, a reader held by the control lane.
     pub(super) room: Notify,
-    pub(super) receiving: Mutex<Receiving>,
+    pub(super) receiving: Mutex<Option<Box<Receiving>>>,
     pub(super) this: Weak<Outbox>,
 }
 
@@ -94,6 +94,7 @@ impl Outbox {
             channel.offer(&copy, &self.config);
         }
         let wake = !channel.out.is_empty();
+        channel.tell();
         drop(channel);
         if wake {
             self.writer.notify_one();
@@ -166,6 +167,7 @@ impl Outbox {
             return false;
         }
         channel.send_now(copy);
+        channel.tell();
         drop(channel);
         self.writer.notify_one();
         true

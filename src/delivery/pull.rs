@@ -71,6 +71,7 @@ impl Outbox {
         }
         let reservation = channel.reserve_ids();
         let wake = channel.has_work();
+        channel.tell();
         drop(channel);
         self.reserve(reservation);
         if wake {
@@ -167,6 +168,7 @@ impl Outbox {
             }
         }
         let reservation = channel.reserve_ids();
+        channel.tell();
         drop(channel);
         self.reserve(reservation);
     }
@@ -185,7 +187,6 @@ impl Outbox {
         if message.received {
             let entry = InFlight { seq: message.seq, stage: Stage::Pubcomp, credited: false };
             if channel.ids.insert(id, entry) {
-                metrics::INFLIGHT.inc();
                 release(channel, id, ReasonCode::Success);
             }
             return true;

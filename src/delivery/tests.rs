@@ -10,7 +10,7 @@ use super::{ClientAck, Config, Outbox, Outgoing, Settings};
 use crate::codec::{self, AckKind, Packet, Peer};
 use crate::mqtt::{ClientId, Delivery, PacketId, ProtocolVersion, QoS, ReasonCode};
 use crate::storage::{
-    Batch, BatchBuilder, DeviceQueues, Kind, Memory, MemoryConfig, MessageRef, MessageView,
+    Batch, BatchBuilder, DeviceQueues, Faults, Kind, Memory, MemoryConfig, MessageRef, MessageView,
     Position, Publisher, QueueAppend, QueueEntry, QueueKey, SourceId,
 };
 use crate::telemetry::task;
@@ -18,6 +18,7 @@ use crate::telemetry::task;
 const HIGH: usize = 8 * 1024;
 const LOW: usize = 4 * 1024;
 const PAYLOAD: usize = 1024;
+const SLOW: Duration = Duration::from_secs(3600);
 
 fn config() -> Arc<Config> {
     Arc::new(Config {
@@ -34,6 +35,7 @@ fn config() -> Arc<Config> {
 
 fn settings(receive_maximum: u16) -> Settings {
     Settings {
+        client_id: ClientId::new("s"),
         version: ProtocolVersion::V311,
         receive_maximum,
         maximum_packet_size: None,
@@ -70,7 +72,7 @@ struct Bench {
     socket: DuplexStream,
     unread: Vec<u8>,
     log: u64,
-    _memory: Memory,
+    memory: Memory,
 }
 
 impl Bench {
@@ -87,7 +89,7 @@ impl Bench {
             super::write(writing, near).await;
         });
         outbox.attach_queue(queue.clone(), &state);
-        Self { outbox, queues, queue, socket, unread: Vec::new(), log: 0, _memory: memory }
+        Self { outbox, queues, queue, socket, unread: Vec::new(), log: 0, memory }
     }
 
     /// Stores `count` messages in the queue and offers them, as a dispatcher does.
@@ -116,8 +118,13 @@ impl Bench {
         self.outbox.offer_queued(1, first_seq, &entries, true);
     }
 
-    /// Reads until nothing more comes at once: the numbers and ids of what came.
-    async fn read(&mut self) -> Vec<(u32, PacketId)> {
+    /// From now on, records become durable much later.
+    fn slow_disk(&self) {
+        self.memory.set_faults(Faults { delay: SLOW, ..Faults::default() });
+    }
+
+    /// Reads until nothing more comes at once.
+    async fn receive(&mut self) {
         let mut chunk = [0; 4096];
         let quiet = Duration::from_millis(1);
         while let Ok(Ok(read)) = tokio::time::timeout(quiet, self.socket.read(&mut chunk)).await
@@ -125,6 +132,11 @@ impl Bench {
         {
             self.unread.extend_from_slice(&chunk[..read]);
         }
+    }
+
+    /// The numbers and ids of what comes at once.
+    async fn read(&mut self) -> Vec<(u32, PacketId)> {
+        self.receive().await;
         let mut got = Vec::new();
         let version = Some(ProtocolVersion::V311);
         while let Some(frame) =
@@ -268,4 +280,34 @@ async fn nothing_follows_the_last_packet() {
     let mut rest = Vec::new();
     bench.socket.read_to_end(&mut rest).await.expect("an orderly end");
     assert!(rest.is_empty(), "{rest:02x?}");
+}
+
+/// INV-1, MQTT-4.3.3-8: PUBREL leaves only when the record of its PUBREC is durable; else a crash
+/// would bring the message again under an id that the receiver has freed.
+#[tokio::test(start_paused = true)]
+async fn pubrel_waits_for_the_record_of_its_pubrec() {
+    let mut bench = Bench::new(10).await;
+    bench.publish_at(QoS::ExactlyOnce, 1).await;
+    let id = bench.read().await[0].1;
+    bench.slow_disk();
+    let (kind, reason) = (AckKind::Pubrec, ReasonCode::Success);
+    bench.outbox.acknowledge(&[ClientAck { kind, id, reason }]);
+    bench.receive().await;
+    assert!(bench.unread.is_empty(), "{:02x?} before the record is durable", bench.unread);
+    tokio::time::sleep(SLOW).await;
+    bench.receive().await;
+    let [high, low] = id.get().to_be_bytes();
+    assert_eq!(bench.unread, [0x62, 2, high, low]);
+}
+
+/// Design decision 4, FLO-08, MQTT-4.4.0-1: nothing is sent under an id before the run that it is
+/// from is durable; else a resend after a crash would have another one.
+#[tokio::test(start_paused = true)]
+async fn nothing_goes_out_before_its_id_is_durable() {
+    let mut bench = Bench::new(10).await;
+    bench.slow_disk();
+    bench.publish(2).await;
+    assert_eq!(bench.read().await, [], "sent under an id that a crash would forget");
+    tokio::time::sleep(SLOW).await;
+    assert_eq!(numbers(&bench.read().await), [0, 1]);
 }

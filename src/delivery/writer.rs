@@ -13,6 +13,7 @@ use super::Outbox;
 use super::out_buffer::OutBuffer;
 use super::pull::Work;
 use crate::storage::{BoxFuture, Page, StorageError};
+use crate::telemetry::metrics;
 
 /// How long a closing connection may take to accept what is still buffered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,8 +42,11 @@ async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Re
             Work::Pull { queue, incarnation, after, messages } => {
                 let queues = outbox.queues();
                 pull = Some(Box::pin(async move {
+                    let started = Instant::now();
                     let bytes = Outbox::pull_bytes();
-                    queues.read(&queue, incarnation, after, messages, bytes).await
+                    let page = queues.read(&queue, incarnation, after, messages, bytes).await;
+                    metrics::PERSISTENT_PROCESSING.observe(started.elapsed());
+                    page
                 }));
             }
             Work::Shut => return Ok(()),
@@ -77,6 +81,8 @@ async fn write_all(
     io: &mut (impl AsyncWrite + Unpin),
     mut buffer: OutBuffer,
 ) -> io::Result<()> {
+    let client = || outbox.settings().client_id;
+    tracing::trace!(stop = 11, client = %client(), bytes = buffer.len(), "writing");
     // However slowly the peer takes what is left, a closing connection ends.
     let mut end = None;
     while !buffer.is_empty() {
@@ -101,5 +107,6 @@ async fn write_all(
         buffer.advance(written);
         outbox.left(written);
     }
+    metrics::DELIVERY.observe(buffer.age());
     Ok(())
 }

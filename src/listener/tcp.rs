@@ -56,7 +56,10 @@ impl Tcp {
             // The semaphore is never closed.
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
             match self.listener.accept().await {
-                Ok((stream, peer)) => self.hand_over(stream, peer, permit, &sessions),
+                Ok((stream, peer)) => {
+                    tracing::trace!(stop = 1, %peer, "accepted");
+                    self.hand_over(stream, peer, permit, &sessions);
+                }
                 Err(error) => {
                     metrics::CONNECTION_REFUSED.inc();
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -111,4 +114,30 @@ fn bind(config: &Config, address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(LISTEN_BACKLOG as i32)?;
     TcpListener::from_std(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// IN-3: the receive buffer is what the setting says, for the listener and what it accepts.
+    #[tokio::test]
+    async fn the_receive_buffer_is_set_before_listen() {
+        const BYTES: usize = 24 * 1024;
+        let config = Config {
+            tcp: None,
+            so_receive_buffer_bytes: Some(BYTES),
+            so_send_buffer_bytes: None,
+            max_connections: None,
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bind(&config, address).expect("a free port");
+        let peer = TcpStream::connect(listener.local_addr().expect("bound"));
+        let (peer, accepted) = tokio::join!(peer, listener.accept());
+        let (_peer, (accepted, _)) = (peer.expect("connects"), accepted.expect("accepts"));
+        for socket in [SockRef::from(&listener), SockRef::from(&accepted)] {
+            // The kernel doubles it, for its own bookkeeping.
+            assert_eq!(socket.recv_buffer_size().expect("a socket"), 2 * BYTES);
+        }
+    }
 }

@@ -103,6 +103,7 @@ pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
         };
         let started = Instant::now();
         let messages = parts.collect(&batch, &mut runs);
+        metrics::SUBSCRIPTION_LOOKUP.observe(started.elapsed());
         parts.hand_over(&batch, &runs).await;
         consumer.commit(batch.end, &mut || parts.judge.encode());
         parts.progress.advance(batch.end);
@@ -194,6 +195,9 @@ impl Parts {
             runs.add(slot, Copy::new(place, &view, &entry.options).of_group());
         }
         (runs.plain, runs.picked) = (plain, picked);
+        let (position, copies) = (position.offset, runs.copies() - before);
+        let client = &batch.publisher().client_id;
+        tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
         // A group's copy that nobody could take is counted already.
         if runs.copies() == before && !nobody {
             telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
@@ -223,6 +227,7 @@ impl Parts {
 
     /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
     async fn hand_over(&self, batch: &LogBatch, runs: &Runs) {
+        let started = Instant::now();
         let mut queued = self.direct_copies(batch);
         for run in runs.iter() {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
@@ -246,12 +251,14 @@ impl Parts {
                 }
             }
         }
+        metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
         if !queued.is_empty() {
             self.enqueue(queued).await;
         }
     }
 
     async fn enqueue(&self, queued: Vec<Queued>) {
+        let started = Instant::now();
         let appended = loop {
             let appends = queued.iter().map(|one| one.append.clone()).collect();
             match self.queues.append(appends).await {
@@ -262,15 +269,20 @@ impl Parts {
                 }
             }
         };
+        metrics::DEVICE_PACK_TIME.observe(started.elapsed());
         for (Queued { append, slot, live }, appended) in queued.iter().zip(appended) {
-            metrics::DEVICE_TOTAL.add(append.entries.len() as u64);
             let Appended::Taken { first_seq, skipped } = appended else {
                 // The session ended between the match and here.
                 let lost = append.entries.len() as u64;
+                metrics::DEVICE_TOTAL.add(lost);
+                metrics::DEVICE_FAILED.add(lost);
                 telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
                 continue;
             };
-            metrics::DEVICE_SUCCESSFUL.add((append.entries.len() - skipped) as u64);
+            let taken = (append.entries.len() - skipped) as u64;
+            tracing::trace!(stop = 9, queue = %append.queue, first_seq, copies = taken, "queued");
+            metrics::DEVICE_TOTAL.add(taken);
+            metrics::DEVICE_SUCCESSFUL.add(taken);
             // Looked up behind the append: a connection that attaches meanwhile either is told
             // here, or reads its queue later than this.
             if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {

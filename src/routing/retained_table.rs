@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
 
 use super::retained::{Cursor, Retained};
 use crate::storage::{Batch, Follower, MessageRef, Position, Row, StorageError, Table};
@@ -154,12 +155,15 @@ impl RetainedTable {
 
     /// One page of the values whose topics match a plain filter, and where the next one begins.
     pub fn page(&self, filter: &str, from: Option<&Cursor>) -> (Vec<MessageRef>, Option<Cursor>) {
+        let started = Instant::now();
         let mut page = Vec::new();
         let inner = self.inner.read();
         let next = inner.page(filter, from, PAGE, clock::wall_ms(), |_, message| {
             page.push(message.clone());
             true
         });
+        drop(inner);
+        metrics::RETAINED_LOOKUP.observe(started.elapsed());
         (page, next)
     }
 

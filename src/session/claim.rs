@@ -113,8 +113,8 @@ pub(super) async fn claim(
 
 fn over_limit(context: &Context) -> bool {
     // The entry of the client that asks is in the registry already.
-    let sessions = context.registry.sessions() as u64;
-    context.config.sessions_limit.is_some_and(|limit| sessions > limit)
+    let sessions = || context.registry.sessions() as u64;
+    context.config.sessions_limit.is_some_and(|limit| sessions() > limit)
 }
 
 impl Ask {

@@ -27,7 +27,7 @@ use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscri
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
-use crate::telemetry::{metrics, task};
+use crate::telemetry::{Counted, metrics, task};
 
 const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
     "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
@@ -47,7 +47,6 @@ where
     let Some((mut session, mut read)) = opened else { return };
     let end = session.run(&mut read).await;
     Box::pin(session.finish(read, end)).await;
-    metrics::CONNECTED_SESSIONS.dec();
     metrics::CLIENT_DISCONNECTS.inc();
 }
 
@@ -88,9 +87,9 @@ where
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
-    metrics::CONNECTED_SESSIONS.inc();
     let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
-    let held = Held { serving, writer };
+    let connected = Counted::one(&metrics::CONNECTED_SESSIONS);
+    let held = Held { serving, writer, connected };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
 }
 
@@ -142,6 +141,8 @@ struct SessionTask {
 struct Held {
     serving: Serving,
     writer: JoinHandle<()>,
+    /// For the metrics page.
+    connected: Counted,
 }
 
 impl SessionTask {
@@ -194,7 +195,10 @@ impl SessionTask {
             };
             match filled {
                 Ok(0) | Err(_) => return End::Closed,
-                Ok(read) => metrics::RECEIVED_BYTES.add(read as u64),
+                Ok(bytes) => {
+                    metrics::RECEIVED_BYTES.add(bytes as u64);
+                    tracing::trace!(stop = 2, client = %self.conn.client_id, bytes, "read");
+                }
             }
         }
     }
@@ -255,6 +259,8 @@ impl SessionTask {
             }
             heard = true;
             let packet = codec::decode(&unread[..self.needed], version, Peer::Client)?;
+            let (client, bytes) = (&self.conn.client_id, self.needed);
+            tracing::trace!(stop = 3, %client, packet = packet.name(), bytes, "decoded");
             let step = Self::packet(&mut self.inbound, &mut self.acks, &self.conn, packet)?;
             self.buffer.consume(self.needed);
             if let Some(step) = step {
@@ -311,9 +317,9 @@ impl SessionTask {
     /// Waits until the socket may be read again; the keep-alive clock stands still (IN-5).
     async fn hold(&mut self) -> Option<End> {
         self.conn.set_held(true);
-        metrics::HELD_READERS.inc();
+        let held = Counted::one(&metrics::HELD_READERS);
         let end = self.wait_for_room().await;
-        metrics::HELD_READERS.dec();
+        drop(held);
         self.conn.set_held(false);
         end
     }
@@ -405,7 +411,7 @@ impl SessionTask {
         self.conn.end(end);
         lifecycle::disconnected(&self.context, &self.conn, end).await;
         // A peer that takes nothing is the writer's to give up.
-        let Held { serving, writer } = self.held;
+        let Held { serving, writer, connected: _connected } = self.held;
         drop(timeout(LAST_WORDS, writer).await);
         drop(serving);
         if end.reason().is_some() {

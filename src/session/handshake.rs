@@ -46,12 +46,12 @@ pub(super) async fn connect(
     };
     let will = connect.will.take().map(|will| Box::new(WillRow::new(will)));
     let ask = Ask {
-        client_id,
         clean_start: connect.clean_start,
         expiry_s,
         keep_alive_s,
         will,
-        settings: settings(context, &connect),
+        settings: settings(context, client_id.clone(), &connect),
+        client_id,
     };
     let greet = |outbox: &Outbox, session_present: bool| {
         let code = ReasonCode::Success.byte();
@@ -87,11 +87,12 @@ fn check(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
     }
 }
 
-fn settings(context: &Context, connect: &Connect) -> Settings {
+fn settings(context: &Context, client_id: ClientId, connect: &Connect) -> Settings {
     let asked = &connect.properties;
     let default =
         if connect.version.is_v5() { u16::MAX } else { context.delivery.v3_receive_maximum };
     Settings {
+        client_id,
         version: connect.version,
         receive_maximum: asked.receive_maximum.unwrap_or(default),
         maximum_packet_size: asked.maximum_packet_size,

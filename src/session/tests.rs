@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::{Config, Handles, Sessions};
+use super::{Config, Handles, Sessions, settle};
 use crate::delivery::{self, Slots};
+use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
-use crate::storage::{Faults, Memory, MemoryConfig};
-use crate::storage::{LogConsumer, NodeId};
+use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
 use crate::telemetry::task;
 
 const PUBLISH: u8 = 0x34;
@@ -67,6 +67,10 @@ struct Node {
 
 impl Node {
     fn new(inbound_budget_bytes: usize) -> Self {
+        Self::with(config(inbound_budget_bytes))
+    }
+
+    fn with(config: Config) -> Self {
         let memory = Memory::new(MemoryConfig::default());
         let stores = memory.stores();
         let slots = Arc::new(Slots::default());
@@ -81,7 +85,7 @@ impl Node {
             no_ids: Arc::from([]),
         };
         let sessions = Sessions::new(Handles {
-            config: config(inbound_budget_bytes),
+            config,
             delivery: Arc::new(delivery()),
             node: NodeId(Arc::from("n")),
             log: Arc::clone(&stores.log),
@@ -292,5 +296,142 @@ async fn what_a_takeover_cut_off_before_the_log_is_no_repeat() {
     }
     got.sort_unstable();
     assert_eq!(got, b"hhhhhhhhhm");
+    subscriber.expect_silence().await;
+}
+
+/// INV-3, IN-2: an answer that needs no append keeps its place behind those that wait for the log.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_does_not_overtake_an_acknowledgement() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b'p').await;
+    node.slow(Duration::from_secs(2));
+    client.publish(false, 7, b"m").await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    // Clients may not publish below `$`, which is known without the log.
+    client.send(PUBLISH, &[0, 2, b'$', b'x', 0, 8, 0, b'm']).await;
+    assert_eq!(client.expect(PUBREC).await[..2], [0, 7], "the first packet's answer");
+    assert_eq!(client.expect(PUBREC).await, [0, 8, 0x90]);
+}
+
+/// TKO-02: once a claim is on its way to the log, the connection before it appends nothing: no late
+/// publish comes behind the claim, and none makes the id of the resend known.
+#[tokio::test(start_paused = true)]
+async fn nothing_of_the_old_connection_comes_behind_a_claim() {
+    let node = Node::new(1 << 20);
+    let mut subscriber = node.connect(5, b's').await;
+    subscriber.subscribe().await;
+    let mut old = node.connect(5, b'p').await;
+    node.slow(Duration::from_secs(2));
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        old.publish(false, 7, b"l").await;
+    };
+    let (mut new, ()) = tokio::join!(node.connect(5, b'p'), late);
+    old.expect_end().await;
+    subscriber.expect_silence().await;
+    new.publish(true, 7, b"m").await;
+    new.see_through(7).await;
+    assert_eq!(subscriber.take().await, b'm');
+    subscriber.expect_silence().await;
+}
+
+/// IN-8: while dispatch lags behind, publishers are held; when it has caught up, they go on.
+#[tokio::test(start_paused = true)]
+async fn publishers_are_held_while_dispatch_lags() {
+    let node = Node::with(Config { dispatch_lag_max_bytes: 200, ..config(1 << 20) });
+    let sweeps = node.sessions.start();
+    let mut client = node.connect(5, b'p').await;
+    node.dispatcher.abort();
+    for id in 1..=5 {
+        client.publish(false, id, &[b'm'; 100]).await;
+        client.expect(PUBREC).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // What had been waited for when it began to lag is read; nothing behind it.
+    client.publish(false, 6, b"m").await;
+    client.expect(PUBREC).await;
+    client.publish(false, 7, b"m").await;
+    client.expect_silence().await;
+    sweeps.iter().for_each(tokio::task::JoinHandle::abort);
+    node.sessions.context.set_lagging(false);
+    assert_eq!(client.expect(PUBREC).await[..2], [0, 7]);
+}
+
+/// IN-5, INV-10: a connection that is not read, because dispatch lags, still gets its acks and
+/// deliveries; what it sent meanwhile is dealt with afterwards.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_not_read_still_sends() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b'c').await;
+    client.subscribe().await;
+    let mut other = node.connect(5, b'p').await;
+    node.sessions.context.set_lagging(true);
+    client.publish(false, 1, b"1").await;
+    let mut kinds = [client.recv().await, client.recv().await].map(|got| got.expect("open").0);
+    kinds.sort_unstable();
+    assert_eq!(kinds, [0x32, PUBREC], "its own message, and the answer");
+    client.send(0xC0, &[]).await;
+    other.publish(false, 1, b"2").await;
+    assert_eq!(client.expect(0x32).await.last(), Some(&b'2'));
+    client.expect_silence().await;
+    node.sessions.context.set_lagging(false);
+    client.expect(0xD0).await;
+}
+
+/// SUB-06, MQTT-3.8.4-1: a SUBSCRIBE or UNSUBSCRIBE that can't be stored is answered with an error
+/// and changes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_was_not_stored_is_refused() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b's').await;
+    let mut publisher = node.connect(5, b'p').await;
+    node.refuse();
+    client.send(0x82, &[0, 1, 0, 0, 1, b't', 1]).await;
+    assert_eq!(client.expect(0x90).await, [0, 1, 0, 0x80]);
+    node.well();
+    publisher.publish(false, 1, b"1").await;
+    publisher.see_through(1).await;
+    client.expect_silence().await;
+    client.subscribe().await;
+    node.refuse();
+    client.send(0xA2, &[0, 2, 0, 0, 1, b't']).await;
+    assert_eq!(client.expect(0xB0).await, [0, 2, 0, 0x80]);
+    node.well();
+    publisher.publish(false, 2, b"2").await;
+    publisher.see_through(2).await;
+    assert_eq!(client.take().await, b'2', "it is subscribed still");
+}
+
+/// OUT-2: a retained copy on its way into a queue is dropped when a newer value was stored before
+/// it.
+#[tokio::test(start_paused = true)]
+async fn a_retained_copy_that_was_overtaken_is_not_given() {
+    let node = Node::new(1 << 20);
+    let mut subscriber = node.connect(5, b's').await;
+    subscriber.subscribe().await;
+    let mut publisher = node.connect(5, b'p').await;
+    let context = &node.sessions.context;
+    let mut values = Vec::new();
+    for id in [1, 2] {
+        publisher.send(PUBLISH | 1, &[0, 1, b't', 0, id, 0, id]).await;
+        publisher.see_through(id).await;
+        assert_eq!(subscriber.take().await, id);
+        values.push(context.retained.get("t").expect("a value in force"));
+    }
+    let client_id = ClientId::new("s");
+    let mut locked = context.registry.lock(&client_id).await;
+    let incarnation = locked.session().as_ref().expect("it is connected").incarnation;
+    drop(locked);
+    // As a cursor would that read the first value before the second was stored.
+    for value in &values {
+        let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
+        let copies = Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]) }]);
+        let (to, batch) = (QueueKey::Client(client_id.clone()), Arc::clone(value.batch()));
+        let (sink, mut settled) = settle::once();
+        context.log.append_direct(to, incarnation, batch, copies, sink, 0);
+        settled.outcome().await;
+    }
+    let retained = subscriber.expect(0x33).await;
+    assert_eq!(retained.last(), Some(&2), "the older value came behind the newer one");
     subscriber.expect_silence().await;
 }

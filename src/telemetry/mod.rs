@@ -7,15 +7,17 @@
 
 pub mod clock;
 mod config;
+mod counted;
 mod drop_reason;
 mod logging;
 pub mod metrics;
-mod non_writable;
+mod stats;
 pub mod task;
 mod throttle;
 
 pub use config::{Config, RateWindow, RateWindows};
+pub use counted::Counted;
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
 pub use logging::{DEFAULT_FILTER, LoggingError, init as init_logging};
-pub use non_writable::NonWritable;
+pub use stats::print as print_stats;
 pub use throttle::Throttle;

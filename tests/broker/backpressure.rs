@@ -198,6 +198,7 @@ fn copies_for_a_full_channel_are_skipped_and_counted() {
     assert_eq!(got + skipped, 3 * MESSAGES, "delivered, or skipped and counted");
     assert_eq!(broker.metric("droppedMsgs_total"), Some(skipped as f64), "for no other reason");
     // One that fills up and goes away leaves the gauge as well.
+    quick.disconnect();
     publish_large(&mut publisher, 0..MESSAGES, 1);
     assert!(broker.metric("nonWritableClients") >= Some(1.0));
     slow.into_iter().for_each(Client::reset);

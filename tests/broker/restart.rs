@@ -102,6 +102,29 @@ fn kills_in_mid_stream_lose_nothing() {
     assert_eq!(got, acked, "each once, in order");
 }
 
+/// INV-2, MQTT-3.8.4-4: what the replay after a kill routes again goes to nobody who subscribed
+/// only later; each message comes once, to those who were there.
+#[test]
+fn a_replay_gives_a_subscription_nothing_older_than_itself() {
+    let checkpoint_late = Start::new().env("STORAGE_EMBEDDED_CHECKPOINT_INTERVAL_MS", 600_000);
+    let mut broker = checkpoint_late.start();
+    let connects = ["early", "late"].map(|id| Connect::v5(id).persistent());
+    let mut publisher = Client::connect(&broker, &Connect::v5("publisher"));
+    for (number, connect) in connects.iter().enumerate() {
+        let mut client = Client::connect(&broker, connect);
+        client.subscribe("t", 1);
+        client.disconnect();
+        publisher.publish("t", number.to_string(), 1);
+    }
+    broker.kill_and_restart();
+    for (connect, due) in connects.iter().zip([vec!["0", "1"], vec!["1"]]) {
+        let mut client = Client::connect(&broker, connect);
+        let got: Vec<String> =
+            client.drain(SECOND / 4).iter().map(|publish| publish.payload()).collect();
+        assert_eq!(got, due);
+    }
+}
+
 /// SES-05, MQTT-4.1.0-2: the time of a session runs from its disconnect, over stops and kills.
 fn expiry_runs_on(end: fn(&mut Broker), begin: fn(&mut Broker)) {
     let mut broker = Broker::start();

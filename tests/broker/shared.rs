@@ -1,9 +1,10 @@
-//! Shared subscriptions (SHR-09, SHR-10, SHR-12, SHR-13) and the turn of their members (SHR-1).
+//! Shared subscriptions (SHR-09, SHR-10, SHR-12, SHR-13) and the turn of their members (SHR-1 …
+//! SHR-3).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::support::{Broker, Client, Connect, Level, Random, matches, prop, wire};
+use crate::support::{Broker, Client, Connect, Level, Random, Start, matches, prop, wire};
 
 const QUIET: Duration = Duration::from_millis(150);
 
@@ -73,6 +74,69 @@ fn members_that_left_are_passed_over() {
         publisher.publish("t", "m", 1);
     }
     broker.eventually("ten had none", |broker| broker.dropped("No subscribers") == before + 10);
+}
+
+/// SHR-2: the turn of a non-persistent group also falls on a congested member: that copy is dropped
+/// and counted. When nobody is usable, the message is, once.
+#[test]
+fn a_congested_member_loses_its_own_turns() {
+    const MESSAGES: usize = 400;
+    let broker = Start::new()
+        .env("NETTY_WRITE_BUFFER_HIGH_WATER_MARK", 64)
+        .env("NETTY_WRITE_BUFFER_LOW_WATER_MARK", 32)
+        .env("NETTY_SO_SEND_BUFFER", 8)
+        .start();
+    let mut narrow = Client::open_narrow(&broker, Level::V5).say_hello(&Connect::v5("narrow"));
+    let mut quick = client(&broker, "quick");
+    for member in [&mut narrow, &mut quick] {
+        member.subscribe("$share/g/t", 1);
+    }
+    let mut publisher = client(&broker, "publisher");
+    let mut publish = |count: usize| {
+        for number in 0..count {
+            publisher.publish("t", format!("{number:<4096}"), 1);
+        }
+        publisher.ping();
+    };
+    for _ in 0..MESSAGES / 2 {
+        publish(2);
+        quick.take();
+    }
+    quick.expect_silence(QUIET);
+    let skipped = broker.dropped("Channel not writable");
+    assert!(skipped > 0 && broker.metric("nonWritableClients") == Some(1.0), "not congested");
+    quick.disconnect();
+    broker.await_metric("connectedSessions", 2.0);
+    let before = broker.dropped("No subscribers");
+    publish(10);
+    broker.eventually("nobody took ten", |broker| broker.dropped("No subscribers") == before + 10);
+    assert_eq!(narrow.drain(QUIET).len() + skipped, MESSAGES / 2, "came, or was counted");
+    assert_eq!(broker.dropped("Channel not writable"), skipped);
+}
+
+/// SHR-3: what a persistent group gets while none of its members is there waits in the members'
+/// queues, each message once, and comes with their return.
+#[test]
+fn a_persistent_group_keeps_what_nobody_can_take() {
+    let mut broker = Broker::start();
+    let connects = ["a", "b"].map(|id| Connect::v5(id).persistent());
+    for connect in &connects {
+        let mut member = Client::connect(&broker, connect);
+        member.subscribe("$share/g/t", 1);
+        member.disconnect();
+    }
+    let mut publisher = client(&broker, "publisher");
+    for number in 0..20 {
+        publisher.publish("t", number.to_string(), 1);
+    }
+    broker.kill_and_restart();
+    let mut got: Vec<usize> = Vec::new();
+    for connect in &connects {
+        let mut member = Client::connect(&broker, connect);
+        got.extend(member.drain(QUIET).iter().map(|one| one.payload().parse::<usize>().unwrap()));
+    }
+    got.sort_unstable();
+    assert!(got.into_iter().eq(0..20), "each came to one member");
 }
 
 /// SHR-09, MQTT-4.7.1-1, -2, MQTT-4.7.2-1: inside a share the filter follows the usual rules.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::journal::{Change, Entry};
 use crate::lost_writes::{Disk, on_lossy_disk};
-use crate::support::{AckKind, Client, Connect, Start, wire};
+use crate::support::{AckKind, Client, Connect, Start, Will, wire};
 
 fn find(bytes: &[u8], text: &[u8]) -> bool {
     bytes.windows(text.len()).any(|window| window == text)
@@ -65,6 +65,36 @@ fn the_log_is_synced_before_the_acknowledgement_leaves() {
         matches!(&entry.change, Change::Sent { bytes, .. } if find(bytes, &[0x70, 2, 0x43, 0x44]))
     });
     assert!(synced.is_some() && synced < answered, "PUBCOMP before the release is durable");
+}
+
+/// IN-1: whatever is delivered was written to the log before: also QoS 0, and a Will.
+#[test]
+fn what_is_delivered_was_in_the_log_before() {
+    let Some(start) = on_lossy_disk(Start::new()) else { return };
+    let broker = start.start();
+    let disk = Disk::of(&broker);
+    let mut sub = Client::connect(&broker, &Connect::v311("sub"));
+    sub.subscribe("t", 0);
+    let will = Will::new("t", "the last will");
+    let mut publisher = Client::connect(&broker, &Connect::v311("pub").will(will));
+    disk.trace();
+    // The Will stands in the session's row already.
+    let before = disk.journal().len();
+    publisher.publish("t", "at most once", 0);
+    assert_eq!(sub.take().payload(), "at most once");
+    publisher.reset();
+    assert_eq!(sub.take().payload(), "the last will");
+    let journal = &disk.journal()[before..];
+    for text in ["at most once", "the last will"] {
+        let text = text.as_bytes();
+        let written = journal.iter().position(
+            |entry| matches!(&entry.change, Change::Written(written) if find(&written.new, text)),
+        );
+        let sent = journal.iter().position(
+            |entry| matches!(&entry.change, Change::Sent { bytes, .. } if find(bytes, text)),
+        );
+        assert!(written.is_some() && written < sent, "written {written:?}, sent {sent:?}");
+    }
 }
 
 /// Everything durable goes through the shim: the log's segments and the state database's files,

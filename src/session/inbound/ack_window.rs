@@ -239,6 +239,7 @@ impl AppendSink for AckWindow {
             pending.failed = Some(AppendOutcome::InDoubt);
         }
         self.budget.give_back(pending.bytes);
+        tracing::trace!(stop = 7, client = %self.conn.client_id, ticket, ?outcome, "settled");
         match pending.failed {
             None => metrics::PUBLISHED_SUCCESSFUL.add(pending.messages as u64),
             Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),

@@ -229,6 +229,8 @@ impl Inbound {
             properties: &publish.properties,
             payload: publish.payload,
         });
+        let client = &self.publisher.client_id;
+        tracing::trace!(stop = 4, %client, topic, qos = publish.qos.bits(), "admitted");
         let Some(id) = publish.packet_id else {
             hand.unacknowledged += 1;
             return;
@@ -326,6 +328,8 @@ impl Inbound {
         let (acks, exchanges) = (hand.acks, hand.exchanges);
         let load = Load { acks, messages, bytes, exchanges, waits, retained };
         let ticket = self.window.enter(load);
+        let client = &self.publisher.client_id;
+        tracing::trace!(stop = 5, %client, ticket, messages, bytes, "handed to the log");
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
         let durable = hand.durable || !rows.is_empty();
         let durability = if durable { Durability::Durable } else { Durability::Relaxed };

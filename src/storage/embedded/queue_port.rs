@@ -81,20 +81,27 @@ impl QueuePort {
         max_messages: usize,
         max_bytes: usize,
     ) -> Result<Page, StorageError> {
-        let plan = self.queues.plan(&key, incarnation, after, max_messages.max(1), max_bytes)?;
-        let (number, seqs, next_seq) = match plan {
-            Plan::Hot(messages, next_seq) => return Ok(Page { messages, next_seq }),
-            Plan::Cold { number, seqs, next_seq } => (number, seqs, next_seq),
-        };
-        let (wal, projection) = (self.wal.clone(), Arc::clone(&self.projection));
-        let queues = Arc::clone(&self.queues);
-        let messages = run_blocking(self.blocking, move || {
-            let page = ColdPage { number, seqs: &seqs, max_bytes };
-            let found = read_cold(&wal, &*projection, page)?;
-            still_owed(&queues, &key, number, &seqs, found)
-        })
-        .await?;
-        Ok(Page { messages, next_seq })
+        loop {
+            let plan =
+                self.queues.plan(&key, incarnation, after, max_messages.max(1), max_bytes)?;
+            let (number, seqs, next_seq) = match plan {
+                Plan::Hot(messages, next_seq) => return Ok(Page { messages, next_seq }),
+                Plan::Cold { number, seqs, next_seq } => (number, seqs, next_seq),
+            };
+            let (wal, projection) = (self.wal.clone(), Arc::clone(&self.projection));
+            let (queues, key) = (Arc::clone(&self.queues), key.clone());
+            let messages = run_blocking(self.blocking, move || {
+                let page = ColdPage { number, seqs: &seqs, max_bytes };
+                let found = read_cold(&wal, &*projection, page)?;
+                still_owed(&queues, &key, number, &seqs, found)
+            })
+            .await?;
+            // All of them may have been trimmed meanwhile; an empty page would say that nothing
+            // follows, although entries in memory do.
+            if !messages.is_empty() {
+                return Ok(Page { messages, next_seq });
+            }
+        }
     }
 }
 

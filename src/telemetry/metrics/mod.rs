@@ -77,8 +77,6 @@ catalogue! {
         "Nodes of the subscription trie.";
     Gauge RETAIN_TRIE_SIZE = "retainMsgTrieSize",
         "Retained messages in the trie that new subscriptions are matched against.";
-    Gauge RETAIN_TRIE_NODES = "retainMsgTrieNodes",
-        "Nodes of the retained trie.";
 
     Counter PUBLISHED_TOTAL = "incomingPublishMsg_published_total" ["statsName" = "totalMsgs"],
         "PUBLISHes and Wills handed to the publish log, by how that ended.";
@@ -92,9 +90,6 @@ catalogue! {
         "Messages taken from the publish log and routed, by how that ended.";
     Counter CONSUMED_SUCCESSFUL =
         "incomingPublishMsg_consumed_total" ["consumerId" = "0", "statsName" = "successfulMsgs"],
-        "Messages taken from the publish log and routed, by how that ended.";
-    Counter CONSUMED_FAILED =
-        "incomingPublishMsg_consumed_total" ["consumerId" = "0", "statsName" = "failedMsgs"],
         "Messages taken from the publish log and routed, by how that ended.";
     Timer CONSUMED_PACK_TIME =
         "incomingPublishMsg_consumed_pack_processing_time_seconds" ["consumerId" = "0"],
@@ -111,11 +106,11 @@ catalogue! {
         "Time to append one batch of copies to durable queues.";
 
     Timer DELIVERY = "delivery_seconds",
-        "Time from a copy's place in an outbox to its bytes in the kernel, one sample a write.";
+        "Time from the first byte in an outbox to all that is with it in the kernel.";
     Timer NOT_PERSISTENT_PROCESSING = "notPersistentMessagesProcessing_seconds",
-        "Time to offer one batch of copies to outboxes.";
+        "Time to offer one batch of copies to outboxes, and to collect those that go into queues.";
     Timer PERSISTENT_PROCESSING = "persistentMessagesProcessing_seconds",
-        "Time to read one page of a durable queue and hand it on.";
+        "Time to read one page of a durable queue.";
     Timer SUBSCRIPTION_LOOKUP = "subscriptionLookup_seconds",
         "Time to match one batch against the subscription trie.";
     Timer RETAINED_LOOKUP = "retainedMsgLookup_seconds",
@@ -160,8 +155,6 @@ catalogue! {
         "Bytes in the publish log that wait for dispatch.";
     Gauge LOG_LAG_MS = "publishLogLagMs",
         "Age in milliseconds of the oldest record that waits for dispatch.";
-    Counter LOG_POSITIONS_GONE = "publishLogPositionsGone_total",
-        "Records that a consumer was due and that were no longer there. Any value but 0 is a loss.";
     Counter TASK_PANICS = "taskPanics_total",
         "Tasks of this process that panicked. Any value but 0 is a defect.";
 }

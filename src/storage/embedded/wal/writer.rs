@@ -22,6 +22,7 @@ use super::segments::Segments;
 use super::staging::{Staging, WriteFailed};
 use super::types::{Applier, Frame, SyncMode, WalConfig};
 use crate::storage::{AppendOutcome, AppendSink, Durability, Position};
+use crate::telemetry::metrics;
 
 /// What one write and one sync carry at most; what waits beyond it goes into the next run.
 const RUN_BYTES_MAX: u64 = 8 << 20;
@@ -184,6 +185,7 @@ impl Writer {
         for submission in run.iter_mut() {
             submission.reply.unsettled = AppendOutcome::InDoubt;
         }
+        let started = Instant::now();
         let durable = run.iter().any(|one| one.durability == Durability::Durable);
         if let Err(failed) = self.write_staged() {
             let outcome =
@@ -201,6 +203,9 @@ impl Writer {
             run.iter_mut().for_each(|submission| submission.reply.settle(AppendOutcome::InDoubt));
             return;
         }
+        metrics::LOG_SYNC.observe(started.elapsed());
+        metrics::LOG_APPENDED_BYTES.add(end - start);
+        tracing::trace!(stop = 6, position = start, end, frames = run.len(), durable, "written");
         self.active.at = end;
         self.segments.set_end(end);
         let mut offset = start;
