@@ -118,15 +118,25 @@ impl Parts {
     fn collect(&self, batch: &LogBatch, runs: &mut Runs) -> u64 {
         runs.begin(self.slots.id_end());
         let mut messages = 0;
-        let inner = self.subscriptions.read();
+        let mut inner = self.subscriptions.read();
         for (item, (position, log_item)) in batch.items.iter().enumerate() {
             let LogItem::Publishes(publishes) = log_item else { continue };
+            if inner.is_behind(position.offset) {
+                drop(inner);
+                self.subscriptions.advance(position.offset);
+                inner = self.subscriptions.read();
+            }
             for index in 0..publishes.len() {
                 messages += 1;
                 if self.counts(publishes, index) {
                     self.route(&inner, runs, publishes, *position, (item, index));
                 }
             }
+        }
+        let behind = inner.is_behind(batch.end.offset);
+        drop(inner);
+        if behind {
+            self.subscriptions.advance(batch.end.offset);
         }
         messages
     }

@@ -72,12 +72,14 @@ impl Sessions {
             let stale = Row { table: Table::Subscriptions, key, value: None };
             note(in_force.map(|in_force| (!in_force).then_some(stale)));
         })?;
+        context.tables.follow(Table::Subscriptions, Arc::clone(&context.subscriptions) as _);
         context.tables.load(Table::Retained, &mut |_, _, value| {
             note(context.retained.load(value).map(|()| None));
         })?;
         fault?;
+        // A row that was stale at the commit may have been put again since.
+        mended.retain(|row| !context.subscriptions.holds(row));
         lifecycle::mend(context, mended);
-        context.tables.follow(Table::Subscriptions, Arc::clone(&context.subscriptions) as _);
         context.tables.follow(Table::Retained, Arc::clone(&context.retained) as _);
         Ok(())
     }

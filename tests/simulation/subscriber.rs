@@ -197,16 +197,10 @@ impl Subscriber {
             2 if self.rude => return Some(Leave::Vanish),
             3 if self.rude => return Some(Leave::Linger),
             4 if self.rude => return Some(Leave::Goodbye),
-            5 | 6 if self.changes() && self.asked.is_none() && self.settled => self.change(wire),
+            5 | 6 if self.rude && self.asked.is_none() && self.settled => self.change(wire),
             _ => {}
         }
         None
-    }
-
-    /// Not where the node crashes: a replay routes what came before the change by what is in force
-    /// after it.
-    fn changes(&self) -> bool {
-        self.rude && !(self.persistent && self.sim.plan.temper.crashes)
     }
 
     fn subscribe(&mut self, wire: &mut Wire, filters: Vec<(&'static str, u8)>) {

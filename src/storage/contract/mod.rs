@@ -43,6 +43,7 @@ pub use table_cases::{
     a_put_is_applied_before_it_settles, load_gives_the_newest_row_of_each_key,
     relaxed_and_durable_rows_of_a_key_keep_their_order, retained_rows_wait_for_the_consumer,
     row_positions_rise_over_restarts, rows_of_one_put_stand_together,
+    subscriptions_are_found_as_the_commit_left_them,
 };
 
 /// One backend under test. Dropping it ends it.
@@ -125,6 +126,7 @@ macro_rules! storage_contract {
             retained_rows_wait_for_the_consumer
             row_positions_rise_over_restarts
             rows_of_one_put_stand_together
+            subscriptions_are_found_as_the_commit_left_them
             the_bucket_gives_what_it_has
             the_consumer_is_told_how_far_the_log_goes
             what_was_not_committed_comes_again_under_the_same_identity

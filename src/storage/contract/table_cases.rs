@@ -55,7 +55,7 @@ pub async fn rows_of_one_put_stand_together(factory: &dyn Factory) {
 /// ended the process.
 pub async fn load_gives_the_newest_row_of_each_key(factory: &dyn Factory) {
     let mut harness = Harness::new(factory).await;
-    let table = Table::Subscriptions;
+    let table = Table::Sessions;
     harness.put(vec![row(table, "a", Some("old"))], Durability::Durable).await;
     harness.put(vec![row(table, "gone", Some("x"))], Durability::Durable).await;
     let kept = harness.put(vec![row(table, "kept", Some("y"))], Durability::Durable).await;
@@ -74,6 +74,39 @@ pub async fn load_gives_the_newest_row_of_each_key(factory: &dyn Factory) {
         assert_eq!(found["a"], (new, "new".to_owned()), "round {round}");
         assert_eq!(found["kept"], (kept, "y".to_owned()), "round {round}");
         assert!(harness.load(Table::Credentials).is_empty(), "round {round}");
+    }
+}
+
+/// INV-2: what the consumer gets again is routed as it was the first time. `load` gives the
+/// subscriptions of its commit, and a follower is told what came behind it, in order.
+pub async fn subscriptions_are_found_as_the_commit_left_them(factory: &dyn Factory) {
+    let mut harness = Harness::new(factory).await;
+    let table = Table::Subscriptions;
+    let rows =
+        [("a", Some("1")), ("b", Some("2")), ("a", Some("3")), ("b", None), ("a", Some("4"))];
+    let mut puts: Vec<(Position, Row)> = Vec::new();
+    for (n, (key, value)) in rows.into_iter().enumerate() {
+        let put = row(table, key, value);
+        puts.push((harness.put(vec![put.clone()], Durability::Durable).await, put));
+        harness.publish(&["between the rows"]).await;
+        if n % 2 == 1 {
+            harness.drain().await;
+            harness.commit("");
+        }
+        match n {
+            0 | 3 => harness.restart().await,
+            _ => harness.crash().await,
+        }
+        let commit = harness.committed.position;
+        let found = harness.load(table);
+        let (before, behind): (Vec<_>, Vec<_>) = puts.iter().cloned().partition(|p| p.0 < commit);
+        for key in ["a", "b"] {
+            let newest = before.iter().rev().find(|(_, row)| row.key == key.as_bytes());
+            let newest = newest.filter(|(_, row)| row.value.is_some());
+            let at = found.get(key).map(|(position, _)| *position);
+            assert_eq!(at, newest.map(|(position, _)| *position), "{key} in round {n}");
+        }
+        assert_eq!(follow(&harness, table).rows(), behind, "round {n}");
     }
 }
 

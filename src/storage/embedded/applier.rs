@@ -130,12 +130,15 @@ pub(super) fn replay(
     kind: FrameKind,
     head: &Bytes,
     body: &Bytes,
+    applied: bool,
 ) -> Result<(), StorageError> {
     match kind {
         FrameKind::Publishes | FrameKind::Direct => Ok(()),
         FrameKind::Rows => {
             if !rows_relaxed(head)? {
-                read_rows(body)?.iter().for_each(|row| tables.keep(offset, row));
+                let rows = read_rows(body)?;
+                let missing = |row: &&Row| !applied || row.table == Table::Subscriptions;
+                rows.iter().filter(missing).for_each(|row| tables.keep(offset, row));
             }
             Ok(())
         }

@@ -15,14 +15,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::feed::Feed;
-use super::format::key_bytes;
+use super::format::{TABLES, key_bytes};
 use super::projection::{Changes, Projection, Space};
 use super::queue::{Effect, Queue};
 use super::queues::Queues;
 use super::records::{CHECKPOINT_KEY, Checkpoint, EntryRecord, Stored, entry_key, queue_record};
 use super::tables::Tables;
 use super::wal::Wal;
-use crate::storage::{QueueKey, StorageError};
+use crate::storage::{QueueKey, StorageError, Table};
 
 /// Size of one batch into the projection, about.
 pub(super) const BATCH_BYTES: usize = 1 << 20;
@@ -164,6 +164,7 @@ impl Checkpointer {
         self.queues.fresh.store(0, Ordering::Relaxed);
         let applied = self.applied.load(Ordering::Acquire);
         let (committed, state) = self.feed.checkpoint();
+        self.tables.committed(committed);
         self.write_rows()?;
         self.write_queues()?;
         self.delete_gone()?;
@@ -172,12 +173,19 @@ impl Checkpointer {
         let moved = (known.applied, known.committed) != (applied, committed)
             || known.state != *state
             || known.clean != last;
-        if moved {
+        let routed = self.tables.flush([Table::Subscriptions].into_iter());
+        if moved || !routed.is_empty() {
             let state = state.to_vec();
             let record = Checkpoint { log, applied, committed, state, clean: last };
             let mut changes = Changes::default();
             changes.put(Space::Meta, CHECKPOINT_KEY.to_vec(), record.encode());
-            self.projection.commit(changes)?;
+            // With the commit, as one: what is in force for a replay is what was in force there.
+            routed.iter().for_each(|(table, dirty)| Tables::change(&mut changes, *table, dirty));
+            let stored = self.projection.commit(changes);
+            for (table, dirty) in &routed {
+                self.tables.flushed(*table, dirty, stored.is_ok());
+            }
+            stored?;
             progress.last = record;
             progress.unsynced = true;
         }
@@ -195,10 +203,13 @@ impl Checkpointer {
 
     fn write_rows(&self) -> Result<(), StorageError> {
         let mut result = Ok(());
-        for (table, dirty) in self.tables.flush() {
+        let others = TABLES.into_iter().filter(|table| *table != Table::Subscriptions);
+        for (table, dirty) in self.tables.flush(others) {
             // After a failure the others go back, too: a pass is tried as a whole.
             if result.is_ok() {
-                result = self.projection.commit(Tables::changes(table, &dirty));
+                let mut changes = Changes::default();
+                Tables::change(&mut changes, table, &dirty);
+                result = self.projection.commit(changes);
             }
             self.tables.flushed(table, &dirty, result.is_ok());
         }

@@ -21,7 +21,7 @@ use super::queue_port::QueuePort;
 use super::queues::Queues;
 use super::records::{CHECKPOINT_KEY, Checkpoint, read_queue};
 use super::tables::{TablePort, Tables};
-use super::wal::{Disk, Driver, FolderLock, RealDisk, Wal};
+use super::wal::{Disk, Driver, FolderLock, FrameKind, RealDisk, Wal};
 use super::{Blocking, Embedded, EmbeddedSettings, Runner, Stores};
 use crate::storage::StorageError;
 use crate::telemetry::task;
@@ -198,11 +198,14 @@ fn recover(
             let text = format!("the log has a record at {offset}, but there is no state folder");
             return Err(StorageError::Damaged(text));
         }
-        if offset < applied {
+        if offset < applied && kind != FrameKind::Rows {
             return Ok(());
         }
-        replay(&tables, &queues, offset, kind, &head, &body)
+        // Of what is applied only subscriptions may be missing in the projection.
+        let below = offset < applied;
+        replay(&tables, &queues, offset, kind, &head, &body, below)
     })?;
+    tables.committed(checkpoint.committed.max(wal.first()));
     if known.as_ref().is_some_and(|known| known.log != wal.incarnation()) {
         let text = "the log and the state folder belong to different histories: one of them was \
                     deleted or replaced";

@@ -1,7 +1,7 @@
 //! The `ChangeLog`: rows go through the log, are applied on the log's thread, and wait in memory
 //! only until the next checkpoint has written them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::format::{TABLES, rows_frame};
+use super::format::rows_frame;
 use super::projection::{Changes, Projection, Space};
 use super::records::{read_row, row_record};
 use super::wal::{Frame, FrameKind, Live, Wal};
@@ -39,6 +39,9 @@ pub(super) struct Tables {
     tables: [Mutex<TableState>; 6],
     /// Bytes of rows that are newer than the projection.
     dirty_bytes: AtomicU64,
+    /// Subscriptions that are newer than the consumer's commit, positions rising. A replay routes
+    /// by what was in force then, so the projection gets them only with a commit behind them.
+    routed: Mutex<VecDeque<(u64, Row)>>,
 }
 
 fn place(table: Table) -> usize {
@@ -51,7 +54,8 @@ fn row_bytes(key: &Bytes, value: Option<&Bytes>) -> u64 {
 
 impl Tables {
     pub(super) fn new() -> Self {
-        Self { tables: Default::default(), dirty_bytes: AtomicU64::new(0) }
+        let (tables, routed) = Default::default();
+        Self { tables, dirty_bytes: AtomicU64::new(0), routed }
     }
 
     pub(super) fn dirty_bytes(&self) -> u64 {
@@ -64,10 +68,29 @@ impl Tables {
         let key = Bytes::copy_from_slice(&row.key);
         let value = row.value.as_ref().map(|value| Bytes::copy_from_slice(value));
         self.dirty_bytes.fetch_add(row_bytes(&key, value.as_ref()), Ordering::Relaxed);
+        let row = Row { table: row.table, key, value };
+        if row.table == Table::Subscriptions {
+            self.routed.lock().push_back((offset, row));
+        } else {
+            self.dirty(offset, row);
+        }
+    }
+
+    fn dirty(&self, offset: u64, row: Row) {
         let mut state = self.tables[place(row.table)].lock();
-        if let Some((_, old)) = state.dirty.insert(key, (offset, value)) {
-            let bytes = row_bytes(&row.key, old.as_ref());
+        let key_bytes = row_bytes(&row.key, None);
+        if let Some((_, old)) = state.dirty.insert(row.key, (offset, row.value)) {
+            let bytes = key_bytes + old.map_or(0, |old| old.len() as u64);
             self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The consumer's commit stands here: subscriptions before it belong to the next checkpoint.
+    pub(super) fn committed(&self, offset: u64) {
+        let mut routed = self.routed.lock();
+        while routed.front().is_some_and(|(at, _)| *at < offset) {
+            let Some((at, row)) = routed.pop_front() else { break };
+            self.dirty(at, row);
         }
     }
 
@@ -79,14 +102,20 @@ impl Tables {
         }
     }
 
+    /// A follower of subscriptions is told at once what `load` has left out.
     pub(super) fn set_follower(&self, table: Table, follower: Arc<dyn Follower>) {
+        if table == Table::Subscriptions {
+            for (offset, row) in self.routed.lock().iter() {
+                follower.apply(Position { partition: 0, offset: *offset }, row);
+            }
+        }
         self.tables[place(table)].lock().follower = Some(follower);
     }
 
-    /// Takes what is dirty for a checkpoint; [`Self::flushed`] says how it went.
-    pub(super) fn flush(&self) -> Vec<(Table, Arc<Dirty>)> {
+    /// Takes what is dirty of these tables for a checkpoint; [`Self::flushed`] says how it went.
+    pub(super) fn flush(&self, tables: impl Iterator<Item = Table>) -> Vec<(Table, Arc<Dirty>)> {
         let mut taken = Vec::new();
-        for table in TABLES {
+        for table in tables {
             let mut state = self.tables[place(table)].lock();
             if !state.dirty.is_empty() {
                 state.flushing = Arc::new(std::mem::take(&mut state.dirty));
@@ -96,8 +125,7 @@ impl Tables {
         taken
     }
 
-    pub(super) fn changes(table: Table, dirty: &Dirty) -> Changes {
-        let mut changes = Changes::default();
+    pub(super) fn change(changes: &mut Changes, table: Table, dirty: &Dirty) {
         for (key, (offset, value)) in dirty {
             match value {
                 Some(value) => {
@@ -106,7 +134,6 @@ impl Tables {
                 None => changes.delete(Space::Table(table), key.to_vec()),
             }
         }
-        changes
     }
 
     pub(super) fn flushed(&self, table: Table, dirty: &Arc<Dirty>, stored: bool) {
@@ -193,6 +220,7 @@ impl ChangeLog for TablePort {
 
 #[cfg(test)]
 mod tests {
+    use super::super::format::TABLES;
     use super::*;
 
     fn row(text: &'static str) -> Row {
@@ -211,11 +239,11 @@ mod tests {
         }
         assert_eq!(tables.dirty_bytes(), row_bytes(&row("").key, row("s").value.as_ref()));
         for stored in [false, true] {
-            let taken = tables.flush();
+            let taken = tables.flush(TABLES.into_iter());
             tables.keep(3, &row("newer"));
             taken.iter().for_each(|(table, dirty)| tables.flushed(*table, dirty, stored));
         }
-        let taken = tables.flush();
+        let taken = tables.flush(TABLES.into_iter());
         taken.iter().for_each(|(table, dirty)| tables.flushed(*table, dirty, true));
         assert_eq!(tables.dirty_bytes(), 0);
     }

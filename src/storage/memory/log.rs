@@ -171,6 +171,7 @@ impl LogConsumer for MemoryConsumer {
         let encoded = encode();
         let mut state = self.world.state.lock();
         state.passed = state.passed.max(position.offset);
+        state.route_to(position.offset);
         state.commit = (position.offset, encoded);
         if state.dice.roll(SNAPSHOT_EVERY) == 0 {
             state.snapshot();

@@ -24,7 +24,14 @@ impl ChangeLog for MemoryTables {
         table: Table,
         visit: &mut dyn FnMut(Position, &[u8], &[u8]),
     ) -> Result<(), StorageError> {
-        let rows = Arc::clone(&self.world.state.lock().rows);
+        let rows = match table {
+            Table::Subscriptions => Arc::clone(&self.world.state.lock().routed),
+            Table::Sessions
+            | Table::Retained
+            | Table::Credentials
+            | Table::Blocked
+            | Table::Settings => Arc::clone(&self.world.state.lock().rows),
+        };
         for ((_, key), (offset, value)) in rows.iter().filter(|(key, _)| key.0 == table) {
             visit(Position { partition: 0, offset: *offset }, key, value);
         }
@@ -32,6 +39,13 @@ impl ChangeLog for MemoryTables {
     }
 
     fn follow(&self, table: Table, follower: Arc<dyn Follower>) {
-        self.world.state.lock().followers.insert(table, follower);
+        let mut state = self.world.state.lock();
+        if table == Table::Subscriptions {
+            let late = state.subscriptions_from(state.commit.0);
+            for (offset, row) in late {
+                follower.apply(Position { partition: 0, offset }, &row);
+            }
+        }
+        state.followers.insert(table, follower);
     }
 }

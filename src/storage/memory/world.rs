@@ -52,6 +52,7 @@ struct Snapshot {
     commit: (u64, Vec<u8>),
     queues: Queues,
     rows: Arc<Rows>,
+    routed: Arc<Rows>,
 }
 
 /// A small seeded generator.
@@ -88,6 +89,8 @@ pub(super) struct State {
     /// Retained rows below it were there when the tables were loaded.
     pub(super) loaded_below: u64,
     pub(super) rows: Arc<Rows>,
+    /// Subscriptions as they were at the commit.
+    pub(super) routed: Arc<Rows>,
     pub(super) queues: Queues,
     pub(super) followers: BTreeMap<Table, Arc<dyn Follower>>,
     snapshots: VecDeque<Snapshot>,
@@ -138,6 +141,7 @@ impl World {
             commit: (1, Vec::new()),
             loaded_below: 1,
             rows: Arc::default(),
+            routed: Arc::default(),
             queues: BTreeMap::new(),
             followers: BTreeMap::new(),
             snapshots: VecDeque::new(),
@@ -205,6 +209,14 @@ pub(super) fn settle_now(world: &World) {
         world.state.lock().visible = end;
         world.arrived.notify_one();
     }
+}
+
+fn put(rows: &mut Rows, offset: u64, row: &Row) {
+    let key = (row.table, row.key.clone());
+    match &row.value {
+        Some(value) => rows.insert(key, (offset, value.clone())),
+        None => rows.remove(&key),
+    };
 }
 
 type Told = Vec<(Arc<dyn Follower>, Position, Row)>;
@@ -279,12 +291,29 @@ impl State {
     }
 
     fn keep(&mut self, offset: u64, row: &Row) {
-        let rows = Arc::make_mut(&mut self.rows);
-        let key = (row.table, row.key.clone());
-        match &row.value {
-            Some(value) => rows.insert(key, (offset, value.clone())),
-            None => rows.remove(&key),
-        };
+        put(Arc::make_mut(&mut self.rows), offset, row);
+    }
+
+    /// The commit moves to `end`: subscriptions up to there are what a replay begins with.
+    pub(super) fn route_to(&mut self, end: u64) {
+        for (offset, row) in self.subscriptions_from(self.commit.0) {
+            if offset < end {
+                put(Arc::make_mut(&mut self.routed), offset, &row);
+            }
+        }
+    }
+
+    /// Durable rows of subscriptions from an offset on, in order.
+    pub(super) fn subscriptions_from(&self, from: u64) -> Vec<(u64, Row)> {
+        let first = self.log.partition_point(|logged| logged.offset < from);
+        let mut found = Vec::new();
+        for Logged { offset, record, .. } in self.log.range(first..) {
+            if let Record::Rows { rows, relaxed: false } = record {
+                let ours = rows.iter().filter(|row| row.table == Table::Subscriptions);
+                found.extend(ours.map(|row| (*offset, row.clone())));
+            }
+        }
+        found
     }
 
     pub(super) fn queue(&mut self, key: &QueueKey, incarnation: u64) -> Option<&mut MemoryQueue> {
@@ -301,6 +330,7 @@ impl State {
             commit: self.commit.clone(),
             queues: self.queues.clone(),
             rows: Arc::clone(&self.rows),
+            routed: Arc::clone(&self.routed),
         });
         if self.snapshots.len() > SNAPSHOTS {
             self.snapshots.pop_front();
@@ -364,8 +394,9 @@ impl State {
             commit: (1, Vec::new()),
             queues: BTreeMap::new(),
             rows: Arc::default(),
+            routed: Arc::default(),
         };
-        let Snapshot { applied, commit, queues, rows } = snapshot.unwrap_or_else(start);
+        let Snapshot { applied, commit, queues, rows, routed } = snapshot.unwrap_or_else(start);
         let mut next = State {
             incarnation: self.incarnation,
             dice: self.dice.clone(),
@@ -384,6 +415,7 @@ impl State {
             commit: commit.clone(),
             loaded_below: self.end,
             rows,
+            routed,
             queues,
             followers: BTreeMap::new(),
             snapshots: VecDeque::new(),
