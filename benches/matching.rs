@@ -13,6 +13,7 @@
 //! cost (20 to 40 ns) included; no lock, no hand-over to an outbox. Rates of subscribe and
 //! unsubscribe include making and checking the `TopicFilter`, not the storage or the SUBACK.
 #![allow(clippy::print_stdout, reason = "the report is what this program is for")]
+#![allow(clippy::disallowed_types, reason = "a bench measures real time")]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -96,8 +96,14 @@ mod tests {
                 };
                 match crossing {
                     Crossing::None => {}
-                    Crossing::High => { prop_assert!(writable && buffered > high); writable = false; }
-                    Crossing::Low => { prop_assert!(!writable && buffered <= low); writable = true; }
+                    Crossing::High => {
+                        prop_assert!(writable && buffered > high);
+                        writable = false;
+                    }
+                    Crossing::Low => {
+                        prop_assert!(!writable && buffered <= low);
+                        writable = true;
+                    }
                 }
                 prop_assert_eq!(marks.is_writable(), writable);
                 prop_assert_eq!(marks.buffered(), buffered);

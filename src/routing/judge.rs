@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::rows;
+use super::rows::{decode_row, encode_row};
 use crate::mqtt::{ClientId, PacketId};
 use crate::storage::{Publisher, StorageError};
 
@@ -117,7 +117,7 @@ impl Judge {
         let open = inner.open.iter();
         let open = open.map(|(id, o)| (id.as_str(), o.incarnation, o.epoch, ids(o))).collect();
         let wills = inner.wills.iter().map(|(id, epoch)| (id.as_str(), *epoch)).collect();
-        rows::encode(&State { open, wills }).to_vec()
+        encode_row(&State { open, wills }).to_vec()
     }
 
     /// What an earlier run left with its commit; empty at the first start.
@@ -126,7 +126,7 @@ impl Judge {
         if bytes.is_empty() {
             return Ok(judge);
         }
-        let state: State<'_> = rows::decode(bytes, "dispatcher state")?;
+        let state: State<'_> = decode_row(bytes, "dispatcher state")?;
         let mut inner = judge.inner.lock();
         for (client_id, incarnation, epoch, ids) in state.open {
             let ids = ids.into_iter().filter_map(PacketId::new).collect();

@@ -48,7 +48,7 @@ impl SubscriptionRow {
     }
 
     pub fn encode(&self) -> Bytes {
-        encode(&SubscriptionFields {
+        encode_row(&SubscriptionFields {
             options: self.options.to_byte(),
             subscription_id: self.options.subscription_id,
             incarnation: self.incarnation,
@@ -57,7 +57,7 @@ impl SubscriptionRow {
     }
 
     pub fn decode(value: &[u8]) -> Result<Self, StorageError> {
-        let fields: SubscriptionFields = decode(value, "subscription")?;
+        let fields: SubscriptionFields = decode_row(value, "subscription")?;
         let options = SubscriptionOptions::from_byte(fields.options, fields.subscription_id)
             .ok_or_else(|| StorageError::Damaged("a subscription's options are no such".into()))?;
         Ok(Self { options, incarnation: fields.incarnation, since: fields.since })
@@ -65,14 +65,14 @@ impl SubscriptionRow {
 }
 
 /// Encodes a row: the version, then the fields.
-pub fn encode(fields: &impl Serialize) -> Bytes {
+pub fn encode_row(fields: &impl Serialize) -> Bytes {
     // Writing into memory fails for no type that rows are made of.
     let encoded = postcard::to_extend(fields, vec![VERSION]).unwrap_or_default();
     Bytes::from(encoded)
 }
 
 /// Decodes a row; `what` names it in the error.
-pub fn decode<'a, T: Deserialize<'a>>(value: &'a [u8], what: &str) -> Result<T, StorageError> {
+pub fn decode_row<'a, T: Deserialize<'a>>(value: &'a [u8], what: &str) -> Result<T, StorageError> {
     match value.split_first() {
         Some((&VERSION, fields)) => postcard::from_bytes(fields)
             .map_err(|error| StorageError::Damaged(format!("a {what} row: {error}"))),
@@ -117,9 +117,9 @@ mod tests {
 
     #[test]
     fn an_unknown_version_is_refused() {
-        let mut value = encode(&1_u64).to_vec();
+        let mut value = encode_row(&1_u64).to_vec();
         value[0] = 9;
-        assert!(decode::<u64>(&value, "test").is_err());
-        assert!(decode::<u64>(&[], "test").is_err());
+        assert!(decode_row::<u64>(&value, "test").is_err());
+        assert!(decode_row::<u64>(&[], "test").is_err());
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Ask {
     pub(super) clean_start: bool,
     pub(super) expiry_s: u32,
     pub(super) keep_alive_s: u16,
-    pub(super) will: Option<WillRow>,
+    pub(super) will: Option<Box<WillRow>>,
     pub(super) settings: Settings,
 }
 

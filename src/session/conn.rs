@@ -64,7 +64,7 @@ pub(super) struct Conn {
     /// Milliseconds from `started`, plus one, to the oldest append that has not settled; 0: none.
     open_since_ms: AtomicU64,
     /// The first end that was asked for from outside.
-    asked: Mutex<Option<End>>,
+    asked: Mutex<Option<Box<End>>>,
     ended: Notify,
 }
 
@@ -91,7 +91,7 @@ impl Conn {
 
     /// Asks the session task to end; the first reason stands.
     pub(super) fn end(&self, end: End) {
-        self.asked.lock().get_or_insert(end);
+        self.asked.lock().get_or_insert_with(|| Box::new(end));
         self.ended.notify_waiters();
     }
 
@@ -100,7 +100,7 @@ impl Conn {
     }
 
     pub(super) fn asked(&self) -> Option<End> {
-        *self.asked.lock()
+        self.asked.lock().as_deref().copied()
     }
 
     /// Waits until somebody asks for the end. Cancel safe: yes.

@@ -44,7 +44,7 @@ pub(super) async fn connect(
         response_information: response_information(context, &connect),
         ..ConnackProperties::default()
     };
-    let will = connect.will.take().map(WillRow::new);
+    let will = connect.will.take().map(|will| Box::new(WillRow::new(will)));
     let ask = Ask {
         clean_start: connect.clean_start,
         expiry_s,

@@ -9,7 +9,7 @@ use super::rows::{self, NEVER, SessionRow, WillRow};
 use super::settle::Unwatched;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
-use crate::routing::rows::SubscriptionRow;
+use crate::routing::SubscriptionRow;
 use crate::storage::{BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table};
 use crate::telemetry::{clock, metrics};
 

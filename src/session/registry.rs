@@ -25,7 +25,7 @@ pub(super) struct Session {
     pub(super) live: Option<Arc<Conn>>,
     /// Milliseconds of wall clock; `None` while connected.
     pub(super) offline_since_ms: Option<u64>,
-    pub(super) will: Option<WillRow>,
+    pub(super) will: Option<Box<WillRow>>,
     /// QoS 2 ids the client has open with us, which outlive a connection, and their fence.
     pub(super) open_ids: Arc<Exchanges>,
     /// When a timer will look at it.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{ClientId, ProtocolVersion, QoS};
-use crate::routing::{RetainedTable, rows};
+use crate::routing::{RetainedTable, decode_row, encode_row};
 use crate::storage::{
     Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher, Row, StorageError, Table,
 };
@@ -39,7 +39,7 @@ pub(super) struct SessionRow {
     pub(super) expiry_s: u32,
     /// When the connection ended, milliseconds of wall clock; `None`: it is connected.
     pub(super) offline_since_ms: Option<u64>,
-    pub(super) will: Option<WillRow>,
+    pub(super) will: Option<Box<WillRow>>,
 }
 
 impl SessionRow {
@@ -50,7 +50,7 @@ impl SessionRow {
         version: ProtocolVersion,
         expiry_s: u32,
         offline_since_ms: Option<u64>,
-        will: Option<WillRow>,
+        will: Option<Box<WillRow>>,
     ) -> Self {
         let (node, version) = (node.to_owned(), version.level());
         Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will }
@@ -61,11 +61,11 @@ impl SessionRow {
     }
 
     pub(super) fn row(&self, client_id: &ClientId) -> Row {
-        Row { table: Table::Sessions, key: key(client_id), value: Some(rows::encode(self)) }
+        Row { table: Table::Sessions, key: key(client_id), value: Some(encode_row(self)) }
     }
 
     pub(super) fn decode(value: &[u8]) -> Result<Self, StorageError> {
-        rows::decode(value, "session")
+        decode_row(value, "session")
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
             properties: vec![1, 1],
         };
         let version = ProtocolVersion::V5;
-        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(will));
+        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(Box::new(will)));
         let stored = row.row(&ClientId::new("c")).value.expect("not a tombstone");
         assert_eq!(SessionRow::decode(&stored).expect("reads back"), row);
         assert_eq!(row.version(), version);

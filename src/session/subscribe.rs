@@ -13,7 +13,7 @@ use crate::codec::{
 use crate::delivery::Slot;
 use crate::limits::FILTERS_PER_PACKET;
 use crate::mqtt::{ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, TopicFilter};
-use crate::routing::rows::SubscriptionRow;
+use crate::routing::SubscriptionRow;
 use crate::storage::{AppendOutcome, Durability, Row, Table};
 
 const TOO_MANY_FILTERS: DecodeError =

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::{Config, Handles, Sessions};
 use crate::delivery::{self, Slots};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
-use crate::storage::memory::{Faults, Memory, MemoryConfig};
+use crate::storage::{Faults, Memory, MemoryConfig};
 use crate::storage::{LogConsumer, NodeId};
 use crate::telemetry::task;
 

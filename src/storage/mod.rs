@@ -14,6 +14,7 @@ pub mod record;
 
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
+pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
     Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,

@@ -211,7 +211,7 @@ fn slow_subscribers_cost_their_marks_and_no_more() {
     let broker = low_marks().env("MQTT_FLOW_CONTROL_DELAYED_QUEUE_MAX_SIZE", 60_000).start();
     let connect = |at: usize| {
         let connect = Connect::v5(format!("slow {at}"));
-        if at % 2 == 0 { connect.with(prop::receive_maximum(1)) } else { connect }
+        if at.is_multiple_of(2) { connect.with(prop::receive_maximum(1)) } else { connect }
     };
     let _slow: Vec<Client> = (0..SLOW).map(|at| narrow(&broker, &connect(at), 1)).collect();
     let mut publisher = publisher(&broker);

@@ -9,6 +9,7 @@
 mod support;
 
 mod backpressure;
+mod caps;
 mod compat;
 mod connect;
 mod flow_control;

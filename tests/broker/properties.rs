@@ -384,21 +384,3 @@ fn no_problem_information_is_sent_unasked() {
         assert!(properties.0.is_empty(), "{properties:?}");
     }
 }
-
-/// The cap on subscriptions of one client: 0x97 for each filter beyond it, v3 0x80; a known filter
-/// can be subscribed to again, and an unsubscribed one makes room.
-#[test]
-fn the_cap_on_subscriptions_holds() {
-    let broker = Start::new().env("MQTT_SUBSCRIPTION_MAX_PER_CLIENT", 2).start();
-    let mut client = Client::connect(&broker, &Connect::v5("s").persistent());
-    let filters: [(&[u8], u8); 4] = [(b"a", 1), (b"a", 1), (b"$share/g/b", 1), (b"c", 1)];
-    assert_eq!(client.subscribe_with(&filters, &[]), [1, 1, 1, 0x97]);
-    assert_eq!([client.subscribe("a", 0), client.subscribe("d", 0)], [0, 0x97]);
-    client.unsubscribe(&[b"$share/g/b"]);
-    assert_eq!(client.subscribe("d", 1), 1);
-    let mut old = Client::connect(&broker, &Connect::v311("old"));
-    assert_eq!(["a", "b", "c"].map(|filter| old.subscribe(filter, 1)), [1, 1, 0x80]);
-    let mut publisher = publisher(&broker);
-    publisher.publish("d", "m", 1);
-    assert_eq!(client.take().topic(), "d");
-}

@@ -26,24 +26,6 @@ fn subscriber(broker: &Broker, level: Level) -> Client {
     subscriber
 }
 
-/// What still comes after a crash. An exchange that was completed just before it may be released
-/// once more: that is answered, and delivers nothing.
-fn rest(subscriber: &mut Client) -> Vec<Publish> {
-    let mut came = Vec::new();
-    while let Some(packet) = subscriber.recv_within(Duration::from_millis(300)) {
-        match packet {
-            Packet::Publish(publish) => {
-                let kind = if publish.qos == 1 { 4 } else { 5 };
-                subscriber.send(&wire::ack(kind, publish.id));
-                came.push(publish);
-            }
-            Packet::Ack { kind: AckKind::Pubrel, id, .. } => subscriber.send(&wire::ack(7, id)),
-            other => panic!("unexpected {other:?}"),
-        }
-    }
-    came
-}
-
 /// Exactly these payloads come, and then none.
 #[track_caller]
 fn assert_gets(subscriber: &mut Client, due: &[&str]) {
@@ -82,7 +64,8 @@ fn a_repeated_qos2_publish_is_answered_each_time_and_delivered_once() {
         assert_eq!(release(&mut publisher, 1), 0);
         publisher.publish("t", "next", 2);
         let mut sub = Client::connect(&broker, &Connect::new(level, "sub").persistent());
-        let got: Vec<String> = rest(&mut sub).iter().map(Publish::payload).collect();
+        let got: Vec<String> =
+            sub.drain(Duration::from_millis(300)).iter().map(Publish::payload).collect();
         assert_eq!(got, ["next"], "{level:?}: a completed QoS 2 message comes no more");
     }
 }
@@ -187,7 +170,8 @@ fn completed_deliveries_stay_completed_after_a_kill() {
         broker.kill_and_restart();
         let mut sub = Client::connect(&broker, &connect);
         assert!(sub.session_present);
-        let rest: Vec<String> = rest(&mut sub).iter().map(Publish::payload).collect();
+        let rest: Vec<String> =
+            sub.drain(Duration::from_millis(300)).iter().map(Publish::payload).collect();
         let all: BTreeSet<&String> = done.iter().chain(&rest).collect();
         assert_eq!(all.len(), ALL, "QoS {qos}: nothing is lost");
         let again = done.len() + rest.len() - ALL;

@@ -8,7 +8,7 @@ use crate::keeper::Keeper;
 use crate::lost_writes::{Disk, Loss, on_lossy_disk};
 use crate::publisher::Publisher;
 use crate::subscriber::Subscriber;
-use crate::support::{Broker, Level, Random, Start};
+use crate::support::{Broker, Client, Connect, Level, Random, Start};
 use crate::world::{Phase, World};
 
 const PUBLISHERS: usize = 4;
@@ -181,5 +181,34 @@ fn without_syncs_the_oracle_finds_the_loss() {
     let lost = |fault: &String| {
         ["missing", "was lost", "retained", "copies came"].iter().any(|word| fault.contains(word))
     };
+    eprintln!("found: {faults:?}");
     assert!(faults.iter().any(lost), "nothing was lost without a sync: {faults:?}");
+}
+
+/// How many of a hundred acknowledged messages a session that was away doesn't get after one kill
+/// with the loss of everything unsynced.
+fn lost_of_a_hundred(sync: &str) -> Option<usize> {
+    let start = Start::new().env("STORAGE_EMBEDDED_SYNC", sync).allow_log("sync is never");
+    let mut broker = on_lossy_disk(start)?.start();
+    let connect = Connect::v5("away").persistent();
+    Client::connect(&broker, &connect).subscribe("t", 1);
+    broker.stop();
+    let (disk, mut random) = (Disk::of(&broker), Random::seeded(1));
+    disk.lose(Loss::Nothing, &mut random);
+    broker.start_again();
+    let mut publisher = Client::connect(&broker, &Connect::v311("publisher"));
+    (0..100).for_each(|number| assert_eq!(publisher.publish("t", number.to_string(), 1), 0));
+    broker.kill();
+    disk.lose(Loss::Everything, &mut random);
+    broker.start_again();
+    let mut away = Client::connect(&broker, &connect);
+    Some(100 - away.drain(Duration::from_millis(300)).len())
+}
+
+/// INV-2: syncing is what keeps acknowledged messages, and the shim's loss is what takes them.
+#[test]
+fn acknowledged_messages_are_kept_by_syncs_and_by_nothing_else() {
+    let Some(lost) = lost_of_a_hundred("never") else { return };
+    assert_eq!(lost, 100, "without syncs");
+    assert_eq!(lost_of_a_hundred("always"), Some(0), "with syncs");
 }

@@ -4,7 +4,6 @@
 mod ack_window;
 mod open_ids;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(super) use ack_window::AckWindow;
@@ -43,20 +42,26 @@ pub(super) struct Inbound {
     is_v5: bool,
     /// What the client introduced on this connection (PRP-05).
     aliases: Vec<Option<Box<str>>>,
-    /// The batch of the read at hand.
+    /// The read at hand; nothing is kept of it while the connection is idle.
+    hand: Option<Box<Hand>>,
+    /// What was open at the last look.
+    open: Open,
+}
+
+/// What one read has brought so far.
+#[derive(Debug, Default)]
+struct Hand {
     batch: Option<BatchBuilder>,
     acks: Vec<AckOut>,
     durable: bool,
     retained: Vec<usize>,
-    /// QoS 2 ids as the batch at hand leaves them; in force when it is in the log's hands, so
-    /// that a batch which never gets there answers for nothing.
-    staged: HashMap<PacketId, OpenId, ahash::RandomState>,
+    /// QoS 2 ids as the batch leaves them, the newest last; in force when it is in the log's
+    /// hands, so that a batch which never gets there answers for nothing.
+    staged: Vec<(PacketId, OpenId)>,
     /// QoS 0 messages of the batch: their loss is nobody's to make good.
     unacknowledged: u64,
-    /// QoS 1 and 2 messages of this read: each takes a place in our Receive Maximum.
+    /// QoS 1 and 2 messages: each takes a place in our Receive Maximum.
     exchanges: usize,
-    /// What was open at the last look.
-    open: Open,
 }
 
 impl Inbound {
@@ -72,13 +77,7 @@ impl Inbound {
             window,
             is_v5,
             aliases: Vec::new(),
-            batch: None,
-            acks: Vec::new(),
-            durable: false,
-            retained: Vec::new(),
-            staged: HashMap::default(),
-            unacknowledged: 0,
-            exchanges: 0,
+            hand: None,
             open: Open::default(),
         }
     }
@@ -101,7 +100,7 @@ impl Inbound {
     /// The same as [`Self::is_full`] by the last look: asked once a packet, without a lock.
     pub(super) fn batch_fills_read_ahead(&self) -> bool {
         let Open { messages, bytes, .. } = self.open;
-        let (now, now_bytes) = self.batch.as_ref().map_or((0, 0), |b| (b.len(), b.bytes()));
+        let (now, now_bytes) = self.batch().map_or((0, 0), |b| (b.len(), b.bytes()));
         let config = &self.context.config;
         messages + now >= config.read_ahead_messages || bytes + now_bytes >= config.read_ahead_bytes
     }
@@ -109,16 +108,25 @@ impl Inbound {
     /// RM-3. What the last look said is an upper bound, so only beyond it a new look is needed.
     fn exceeds_receive_maximum(&mut self) -> bool {
         let maximum = usize::from(self.context.config.receive_maximum);
-        if self.open.exchanges + self.exchanges <= maximum {
+        let now = self.hand().exchanges;
+        if self.open.exchanges + now <= maximum {
             return false;
         }
         self.look();
-        self.open.exchanges + self.exchanges > maximum
+        self.open.exchanges + now > maximum
+    }
+
+    fn hand(&mut self) -> &mut Hand {
+        self.hand.get_or_insert_default()
+    }
+
+    fn batch(&self) -> Option<&BatchBuilder> {
+        self.hand.as_ref()?.batch.as_ref()
     }
 
     /// Whether the batch at hand has to be handed on before it takes more.
     pub(super) fn batch_is_full(&self) -> bool {
-        self.batch.as_ref().is_some_and(|batch| {
+        self.batch().is_some_and(|batch| {
             batch.bytes() >= limits::BATCH_BYTES || batch.len() >= limits::BATCH_MESSAGES
         })
     }
@@ -130,10 +138,11 @@ impl Inbound {
         if let Some(id) = publish.packet_id {
             if publish.qos == QoS::ExactlyOnce && self.open_id(id).is_some() {
                 // A repeat before PUBREL: answered before limits and quota (QOS-01).
-                self.acks.push(AckOut { kind: AckKind::Pubrec, id, reason: ReasonCode::Success });
+                let (kind, reason) = (AckKind::Pubrec, ReasonCode::Success);
+                self.hand().acks.push(AckOut { kind, id, reason });
                 return Ok(());
             }
-            self.exchanges += 1;
+            self.hand().exchanges += 1;
             if self.is_v5 && self.exceeds_receive_maximum() {
                 return Err(RECEIVE_MAXIMUM);
             }
@@ -191,16 +200,17 @@ impl Inbound {
             return Err(REFUSED_V3);
         }
         let kind = ack_of(publish.qos);
-        self.acks.push(AckOut { kind, id, reason });
+        self.hand().acks.push(AckOut { kind, id, reason });
         Ok(())
     }
 
     fn admit(&mut self, topic: &str, publish: &Publish<'_>) {
-        let batch = self.batch.get_or_insert_with(|| {
+        let hand = self.hand.get_or_insert_default();
+        let batch = hand.batch.get_or_insert_with(|| {
             BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
         });
         if publish.retain {
-            self.retained.push(batch.len());
+            hand.retained.push(batch.len());
         }
         batch.push(&MessageView {
             kind: Kind::Publish,
@@ -214,19 +224,22 @@ impl Inbound {
         });
         let client = &self.publisher.client_id;
         tracing::trace!(stop = 4, %client, topic, qos = publish.qos.bits(), "admitted");
-        self.durable |= publish.qos.is_acknowledged();
-        self.unacknowledged += u64::from(!publish.qos.is_acknowledged());
-        if let Some(id) = publish.packet_id {
-            if publish.qos == QoS::ExactlyOnce {
-                self.staged.insert(id, OpenId::Received);
-            }
-            let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
-            self.acks.push(AckOut { kind, id, reason });
+        let Some(id) = publish.packet_id else {
+            hand.unacknowledged += 1;
+            return;
+        };
+        hand.durable = true;
+        if publish.qos == QoS::ExactlyOnce {
+            hand.staged.push((id, OpenId::Received));
         }
+        let (kind, reason) = (ack_of(publish.qos), ReasonCode::Success);
+        hand.acks.push(AckOut { kind, id, reason });
     }
 
     fn open_id(&self, id: PacketId) -> Option<OpenId> {
-        self.staged.get(&id).copied().or_else(|| self.window.open_ids().lock().get(id))
+        let staged = self.hand.as_ref().map_or(&[][..], |hand| &hand.staged);
+        let newest = staged.iter().rev().find(|(staged, _)| *staged == id);
+        newest.map(|(_, open)| *open).or_else(|| self.window.open_ids().lock().get(id))
     }
 
     /// PUBREL: the end of the exchange is a record, too (design decision 9).
@@ -236,24 +249,25 @@ impl Inbound {
             None if self.is_v5 => ReasonCode::PacketIdentifierNotFound,
             None | Some(_) => ReasonCode::Success,
         };
+        let hand = self.hand.get_or_insert_default();
         if open == Some(OpenId::Received) {
-            self.staged.insert(id, OpenId::Releasing);
-            let batch = self.batch.get_or_insert_with(|| {
+            hand.staged.push((id, OpenId::Releasing));
+            let batch = hand.batch.get_or_insert_with(|| {
                 BatchBuilder::new(Arc::clone(&self.publisher), clock::wall_ms())
             });
             batch.push_release(id);
-            self.durable = true;
+            hand.durable = true;
         }
-        self.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
+        hand.acks.push(AckOut { kind: AckKind::Pubcomp, id, reason });
     }
 
     /// Hands the batch of this read to the log, if the node's budget has room for it at once.
     /// Error: a newer connection has the session.
     pub(super) fn try_flush(&mut self) -> Result<bool, End> {
-        let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
-        let taken = self.batch.is_none() || self.context.budget.try_take(bytes);
+        let bytes = self.batch().map(BatchBuilder::bytes);
+        let taken = bytes.is_none_or(|bytes| self.context.budget.try_take(bytes));
         if taken {
-            self.append(bytes)?;
+            self.append(bytes.unwrap_or(0))?;
         }
         Ok(taken)
     }
@@ -261,7 +275,7 @@ impl Inbound {
     /// The same, waiting for the budget. Cancel safe: yes; the batch then stays in hand.
     pub(super) async fn flush(&mut self) -> Result<(), End> {
         if !self.try_flush()? {
-            let bytes = self.batch.as_ref().map_or(0, BatchBuilder::bytes);
+            let bytes = self.batch().map_or(0, BatchBuilder::bytes);
             self.context.budget.take(bytes).await;
             self.append(bytes)?;
         }
@@ -271,7 +285,7 @@ impl Inbound {
     /// Appends the batch, whose bytes were taken from the budget, unless a newer connection has
     /// the session.
     fn append(&mut self, bytes: usize) -> Result<(), End> {
-        if self.batch.is_none() && self.acks.is_empty() {
+        if self.hand.is_none() {
             return Ok(());
         }
         let window = Arc::clone(&self.window);
@@ -279,39 +293,37 @@ impl Inbound {
             self.context.budget.give_back(bytes);
             return Err(End::TakenOver);
         };
-        let acks = std::mem::take(&mut self.acks);
-        match self.batch.take() {
-            Some(batch) => self.hand_over(batch, acks, bytes),
+        let Some(mut hand) = self.hand.take() else { return Ok(()) };
+        match hand.batch.take() {
+            Some(batch) => self.hand_over(batch, *hand, bytes),
             // They need no append, and leave behind those that do.
             None => {
-                let exchanges = std::mem::take(&mut self.exchanges);
+                let Hand { acks, exchanges, .. } = *hand;
                 window.enter(Load { acks, exchanges, ..Load::default() });
             }
         }
         Ok(())
     }
 
-    fn hand_over(&mut self, batch: BatchBuilder, acks: Vec<AckOut>, bytes: usize) {
+    fn hand_over(&self, batch: BatchBuilder, hand: Hand, bytes: usize) {
         let batch = batch.finish();
         let refer = |index| MessageRef::new(Arc::clone(&batch), index);
-        let retained: Vec<_> = self.retained.drain(..).map(refer).collect();
+        let retained: Vec<_> = hand.retained.into_iter().map(refer).collect();
         let rows: Vec<_> = retained.iter().map(RetainedTable::row).collect();
         let waits = 1 + u8::from(!rows.is_empty());
         let messages = batch.len();
         metrics::PUBLISHED_TOTAL.add(messages as u64);
-        self.unacknowledged = 0;
-        if !self.staged.is_empty() {
+        if !hand.staged.is_empty() {
             let mut open = self.window.open_ids().lock();
-            let staged = std::mem::take(&mut self.staged);
-            staged.into_iter().for_each(|(id, state)| open.set(id, state));
+            hand.staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
-        let exchanges = std::mem::take(&mut self.exchanges);
+        let (acks, exchanges) = (hand.acks, hand.exchanges);
         let load = Load { acks, messages, bytes, exchanges, waits, retained };
         let ticket = self.window.enter(load);
         let client = &self.publisher.client_id;
         tracing::trace!(stop = 5, %client, ticket, messages, bytes, "handed to the log");
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
-        let durable = std::mem::take(&mut self.durable) || !rows.is_empty();
+        let durable = hand.durable || !rows.is_empty();
         let durability = if durable { Durability::Durable } else { Durability::Relaxed };
         let context = &self.context;
         if rows.is_empty() {
@@ -325,13 +337,14 @@ impl Inbound {
 
     /// What never got to the log: unanswered, so the client sends it again, or it was QoS 0.
     pub(super) fn abandon(&mut self) {
-        let lost = std::mem::take(&mut self.unacknowledged);
-        if lost > 0 {
+        let Some(mut hand) = self.hand.take() else { return };
+        if hand.unacknowledged > 0 {
+            let lost = hand.unacknowledged;
             telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
         }
-        if let Some(batch) = self.batch.take() {
+        if let Some(batch) = hand.batch.take() {
             let batch = batch.finish();
-            for index in self.retained.drain(..) {
+            for index in hand.retained {
                 unawaited(&self.context.retained, &batch.view(index));
             }
         }

@@ -47,36 +47,42 @@ impl Exchanges {
 
 /// Bounded by Receive Maximum (v5: ours; v3.x: 65 535 ids).
 #[derive(Debug, Default)]
-pub(in crate::session) struct OpenIds(HashMap<PacketId, OpenId, ahash::RandomState>);
+pub(in crate::session) struct OpenIds(Option<Box<Ids>>);
+
+type Ids = HashMap<PacketId, OpenId, ahash::RandomState>;
+
+/// A table of this size stays when its last id goes: a busy publisher needs it again at once.
+const KEEP: usize = 256;
 
 impl OpenIds {
     pub(in crate::session) fn get(&self, id: PacketId) -> Option<OpenId> {
-        self.0.get(&id).copied()
+        self.0.as_ref()?.get(&id).copied()
     }
 
     pub(in crate::session) fn set(&mut self, id: PacketId, state: OpenId) {
-        self.0.insert(id, state);
+        self.0.get_or_insert_default().insert(id, state);
     }
 
     pub(in crate::session) fn remove(&mut self, id: PacketId) {
-        self.0.remove(&id);
-        if self.0.is_empty() {
-            self.0 = HashMap::default();
+        let Some(ids) = &mut self.0 else { return };
+        ids.remove(&id);
+        if ids.is_empty() && ids.capacity() > KEEP {
+            self.0 = None;
         }
     }
 
     /// A PUBREL came to nothing: the client's next one is recorded again.
     pub(in crate::session) fn reopen(&mut self, id: PacketId) {
-        if let Some(state) = self.0.get_mut(&id) {
+        if let Some(state) = self.0.as_mut().and_then(|ids| ids.get_mut(&id)) {
             *state = OpenId::Received;
         }
     }
 
     pub(in crate::session) fn len(&self) -> usize {
-        self.0.len()
+        self.0.as_ref().map_or(0, |ids| ids.len())
     }
 
     pub(in crate::session) fn ids(&self) -> Vec<PacketId> {
-        self.0.keys().copied().collect()
+        self.0.iter().flat_map(|ids| ids.keys()).copied().collect()
     }
 }

@@ -301,16 +301,19 @@ impl Client {
         publish
     }
 
-    /// Like `take`, if one comes in this time.
+    /// Like `take`, if one comes in this time. A PUBREL whose PUBCOMP was lost with the connection
+    /// before, or by a crash, is answered once more.
     #[track_caller]
     pub(crate) fn take_within(&mut self, time: Duration) -> Option<Publish> {
-        match self.recv_within(time) {
-            Some(Packet::Publish(publish)) => {
-                self.accept(&publish);
-                Some(publish)
+        loop {
+            match self.recv_within(time)? {
+                Packet::Publish(publish) => {
+                    self.accept(&publish);
+                    return Some(publish);
+                }
+                Packet::Ack { kind: AckKind::Pubrel, id, .. } => self.send(&wire::ack(7, id)),
+                other => panic!("unexpected {other:?}"),
             }
-            Some(other) => panic!("unexpected {other:?}"),
-            None => None,
         }
     }
 
