@@ -29,7 +29,7 @@ mod wire;
 use parking_lot::Mutex;
 
 /// How many seeds an ordinary test run takes.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 200;
 
 /// The drop counters and the clock belong to the process: one run at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -64,7 +64,11 @@ impl Tables {
         let key = Bytes::copy_from_slice(&row.key);
         let value = row.value.as_ref().map(|value| Bytes::copy_from_slice(value));
         self.dirty_bytes.fetch_add(row_bytes(&key, value.as_ref()), Ordering::Relaxed);
-        self.tables[place(row.table)].lock().dirty.insert(key, (offset, value));
+        let mut state = self.tables[place(row.table)].lock();
+        if let Some((_, old)) = state.dirty.insert(key, (offset, value)) {
+            let bytes = row_bytes(&row.key, old.as_ref());
+            self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Tells the table's follower.
@@ -184,5 +188,35 @@ impl ChangeLog for TablePort {
 
     fn follow(&self, table: Table, follower: Arc<dyn Follower>) {
         self.tables.set_follower(table, follower);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(text: &'static str) -> Row {
+        let value = Some(Bytes::from_static(text.as_bytes()));
+        Row { table: Table::Retained, key: Bytes::from_static(b"key"), value }
+    }
+
+    /// A row that is replaced before it was written takes no room any more: what counts towards
+    /// the bound that refuses puts must come back to nothing.
+    #[test]
+    fn a_replaced_row_gives_its_bytes_back() {
+        let tables = Tables::new();
+        for _ in 0..1000 {
+            tables.keep(1, &row("long"));
+            tables.keep(2, &row("s"));
+        }
+        assert_eq!(tables.dirty_bytes(), row_bytes(&row("").key, row("s").value.as_ref()));
+        for stored in [false, true] {
+            let taken = tables.flush();
+            tables.keep(3, &row("newer"));
+            taken.iter().for_each(|(table, dirty)| tables.flushed(*table, dirty, stored));
+        }
+        let taken = tables.flush();
+        taken.iter().for_each(|(table, dirty)| tables.flushed(*table, dirty, true));
+        assert_eq!(tables.dirty_bytes(), 0);
     }
 }
