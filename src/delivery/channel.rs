@@ -41,7 +41,7 @@ pub(super) struct Channel {
     pub(super) credit: Credit,
     pub(super) ids: PacketIds,
     aliases: Option<Box<Aliases>>,
-    /// Boxed, since hardly any connection has one.
+    #[expect(clippy::box_collection, reason = "hardly any connection has one")]
     delayed: Option<Box<VecDeque<Delayed>>>,
     pub(super) backlog: Option<Box<Backlog>>,
     /// Topics that went out live while a retained cursor is open.

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
-use super::edges::{LAST_WORDS, first_packet, linger, say_last};
+use super::edges::{LAST_WORDS, first_packet, linger, say_last, too_many_behind};
 use super::handshake;
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
@@ -77,7 +77,12 @@ where
     };
     let version = connect.version;
     let serving = Serving::of(&context);
-    let claimed = match handshake::connect(&context, connect, max_bytes).await {
+    let packets = context.config.pre_connect_packets;
+    let claimed = match too_many_behind(&buffer, &connect, packets, max_bytes) {
+        None => handshake::connect(&context, connect, max_bytes).await,
+        Some(refusal) => Err(refusal),
+    };
+    let claimed = match claimed {
         Ok(claimed) => claimed,
         Err(refusal) => {
             metrics::CONNECTION_REFUSED.inc();

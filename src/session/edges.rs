@@ -7,6 +7,7 @@ use super::handshake::{self, Refusal};
 use super::read_buffer::ReadBuffer;
 use crate::codec::{self, Connect, DecodeError, Packet, Peer};
 use crate::mqtt::{ProtocolVersion, ReasonCode};
+use crate::telemetry::{self, Direction, DropReason};
 
 /// How long a refused or faulty peer may take to accept its last packet.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -36,6 +37,33 @@ pub(super) async fn first_packet(
             return Err(None);
         }
     }
+}
+
+/// Refuses a client that sent more packets behind its CONNECT than may wait for CONNACK (MET-3).
+/// Nothing more is read before that, so what is buffered now is all that can wait.
+pub(super) fn too_many_behind(
+    buffer: &ReadBuffer,
+    connect: &Connect,
+    packets_max: usize,
+    max_bytes: u32,
+) -> Option<Refusal> {
+    let (mut rest, mut packets) = (buffer.unread(), 0);
+    let length = |rest| codec::frame_length(rest, Some(connect.version), Peer::Client, max_bytes);
+    // What does not parse ends the connection when its turn comes.
+    while let Ok(Some(frame)) = length(rest)
+        && let Some(behind) = rest.get(frame.total..)
+    {
+        packets += 1;
+        rest = behind;
+    }
+    (packets > packets_max).then(|| {
+        telemetry::dropped(DropReason::QuotaExceeded, Direction::Inbound, packets as u64);
+        Refusal {
+            version: connect.version,
+            reason: ReasonCode::QuotaExceeded,
+            maximum_packet_size: connect.properties.maximum_packet_size,
+        }
+    })
 }
 
 /// What a bad CONNECT is answered: v5 a CONNACK with the reason, v3.x one only where it has a

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{AckKind, Broker, Client, Connect, Level, Start, wire};
+use crate::support::{AckKind, Broker, Client, Connect, Level, Packet, Start, wire};
 
 fn publisher(broker: &Broker) -> Client {
     Client::connect(broker, &Connect::v5("publisher"))
@@ -68,4 +68,22 @@ fn the_cap_on_subscriptions_holds() {
     let mut publisher = publisher(&broker);
     publisher.publish("d", "m", 1);
     assert_eq!(client.take().topic(), "d");
+}
+
+/// MET-3: packets sent before CONNACK are taken up to the limit; beyond it the connection is refused
+/// and all of them count as `Quota exceeded`.
+#[test]
+fn packets_before_connack_are_bounded() {
+    let broker = Start::new().env("MQTT_PRE_CONNECT_QUEUE_MAX_SIZE", 3).start();
+    let hello = |packets| [Connect::v5("early").bytes(), [0xC0, 0].repeat(packets)].concat();
+    let mut greedy = Client::open(&broker, Level::V5);
+    greedy.send(&hello(4));
+    greedy.expect_connect_refused(&[0x97]);
+    assert_eq!(broker.dropped("Quota exceeded"), 4);
+    let mut modest = Client::open(&broker, Level::V5);
+    modest.send(&hello(3));
+    assert!(matches!(modest.recv(), Packet::Connack { code: 0, .. }));
+    for _ in 0..3 {
+        assert!(matches!(modest.recv(), Packet::Pingresp));
+    }
 }
