@@ -70,8 +70,8 @@ fn the_cap_on_subscriptions_holds() {
     assert_eq!(client.take().topic(), "d");
 }
 
-/// MET-3: packets sent before CONNACK are taken up to the limit; beyond it the connection is refused
-/// and all of them count as `Quota exceeded`.
+/// MET-3: packets sent before CONNACK are taken up to the limit; beyond it the connection is
+/// refused and all of them count as `Quota exceeded`.
 #[test]
 fn packets_before_connack_are_bounded() {
     let broker = Start::new().env("MQTT_PRE_CONNECT_QUEUE_MAX_SIZE", 3).start();
