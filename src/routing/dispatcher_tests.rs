@@ -6,10 +6,9 @@ use std::time::Duration;
 use super::{Judge, Parts, Progress, RetainedTable, SubscriptionRow, Subscriptions, Turn, run};
 use crate::delivery::{SlotView, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS, SubscriptionOptions, TopicFilter};
-use crate::storage::memory::{Memory, MemoryConfig};
 use crate::storage::{
-    AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind,
-    MessageRef, MessageView, Position, Publisher, QueueKey, Row, Stores, Table,
+    AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind, Memory,
+    MemoryConfig, MessageRef, MessageView, Position, Publisher, QueueKey, Row, Stores, Table,
 };
 use crate::telemetry::task;
 
