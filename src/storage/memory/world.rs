@@ -352,7 +352,7 @@ impl State {
         let chosen = self.snapshots.len().checked_sub(back + 1);
         let snapshot = chosen.and_then(|chosen| self.snapshots.get(chosen)).cloned();
         // Before the first snapshot is pushed out of the list, the beginning can be fallen back to.
-        let whole = self.log.front().is_none_or(|first| first.offset == 1);
+        let whole = self.log.front().map_or(self.end, |first| first.offset) == 1;
         let oldest = self.snapshots.front().cloned();
         let fallback = if whole { None } else { oldest };
         self.revive(snapshot.or(fallback), false)
