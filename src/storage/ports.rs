@@ -199,9 +199,10 @@ pub trait Follower: Send + Sync {
 ///   the message, from the store or live.
 /// * `load` visits the newest live row of every key with the position it was put at, everything
 ///   settled before the process started included. Call it, then `follow`, before the first `put`.
-/// * Of subscriptions, `load` visits those that were in force at the consumer's commit, and
-///   `follow` tells the durable rows behind it, in order: so the records that the consumer gets
-///   again can be routed as they were the first time.
+/// * Of subscriptions and retained messages, `load` visits those that were in force at the
+///   consumer's commit. The durable rows behind it are told in order, subscriptions by `follow`,
+///   retained messages as the consumer passes them: so the records that it gets again can be
+///   routed as they were the first time.
 /// * Rows of one `put` are applied together; rows settle in order per key.
 pub trait ChangeLog: Send + Sync {
     fn put(&self, rows: Vec<Row>, durability: Durability, sink: Arc<dyn AppendSink>, ticket: u64);

@@ -198,6 +198,8 @@ impl Subscriber {
             3 if self.rude => return Some(Leave::Linger),
             4 if self.rude => return Some(Leave::Goodbye),
             5 | 6 if self.rude && self.asked.is_none() && self.settled => self.change(wire),
+            // Again, and with it what is retained.
+            7 if self.rude && self.asked.is_none() => self.subscribe(wire, self.steady.clone()),
             _ => {}
         }
         None

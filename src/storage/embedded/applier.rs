@@ -10,7 +10,7 @@ use super::checkpoint::{EARLY_ROWS, Kick};
 use super::feed::{Feed, Item, Waiting, item_bytes};
 use super::format::{read_direct_frame, read_rows, rows_relaxed};
 use super::queues::Queues;
-use super::tables::Tables;
+use super::tables::{ROUTED, Tables};
 use super::wal::{Applier, Frame, FrameKind, Live};
 use crate::storage::{Batch, LogItem, Row, StorageError, Table};
 
@@ -137,7 +137,7 @@ pub(super) fn replay(
         FrameKind::Rows => {
             if !rows_relaxed(head)? {
                 let rows = read_rows(body)?;
-                let missing = |row: &&Row| !applied || row.table == Table::Subscriptions;
+                let missing = |row: &&Row| !applied || ROUTED.contains(&row.table);
                 rows.iter().filter(missing).for_each(|row| tables.keep(offset, row));
             }
             Ok(())

@@ -20,9 +20,9 @@ use super::projection::{Changes, Projection, Space};
 use super::queue::{Effect, Queue};
 use super::queues::Queues;
 use super::records::{CHECKPOINT_KEY, Checkpoint, EntryRecord, Stored, entry_key, queue_record};
-use super::tables::Tables;
+use super::tables::{ROUTED, Tables};
 use super::wal::Wal;
-use crate::storage::{QueueKey, StorageError, Table};
+use crate::storage::{QueueKey, StorageError};
 
 /// Size of one batch into the projection, about.
 pub(super) const BATCH_BYTES: usize = 1 << 20;
@@ -173,7 +173,7 @@ impl Checkpointer {
         let moved = (known.applied, known.committed) != (applied, committed)
             || known.state != *state
             || known.clean != last;
-        let routed = self.tables.flush([Table::Subscriptions].into_iter());
+        let routed = self.tables.flush(ROUTED.into_iter());
         if moved || !routed.is_empty() {
             let state = state.to_vec();
             let record = Checkpoint { log, applied, committed, state, clean: last };
@@ -203,7 +203,7 @@ impl Checkpointer {
 
     fn write_rows(&self) -> Result<(), StorageError> {
         let mut result = Ok(());
-        let others = TABLES.into_iter().filter(|table| *table != Table::Subscriptions);
+        let others = TABLES.into_iter().filter(|table| !ROUTED.contains(table));
         for (table, dirty) in self.tables.flush(others) {
             // After a failure the others go back, too: a pass is tried as a whole.
             if result.is_ok() {

@@ -26,8 +26,6 @@ pub(super) struct Consumer {
     pub(super) wal: Wal,
     pub(super) tables: Arc<Tables>,
     pub(super) blocking: Blocking,
-    /// Retained rows below it were there when the tables were loaded.
-    pub(super) loaded_below: u64,
     pub(super) state_len: usize,
     pub(super) asked: Instant,
 }
@@ -50,14 +48,14 @@ impl Consumer {
     }
 
     async fn read_back(&self, from: u64, to: u64) -> Result<LogBatch, StorageError> {
-        let (wal, bounds, loaded) = (self.wal.clone(), self.feed.bounds, self.loaded_below);
+        let (wal, bounds) = (self.wal.clone(), self.feed.bounds);
         let read = run_blocking(self.blocking, move || {
             let mut read = ReadBack { at: from, ..ReadBack::default() };
             let next = wal.scan(from, to, &mut |offset, kind, head, body| {
                 let full = read.bytes >= bounds.batch_bytes
                     || read.messages >= bounds.batch_messages
                     || read.retained.is_some();
-                Ok(!full && read.frame(offset, kind, head, body, loaded)?)
+                Ok(!full && read.frame(offset, kind, head, body)?)
             })?;
             read.at = next;
             Ok(read)
@@ -79,7 +77,6 @@ impl ReadBack {
         kind: FrameKind,
         head: &Bytes,
         body: Bytes,
-        loaded: u64,
     ) -> Result<bool, StorageError> {
         match kind {
             FrameKind::Publishes | FrameKind::Direct => {
@@ -88,7 +85,7 @@ impl ReadBack {
                 self.bytes += item_bytes(&Item::Log(item.clone()));
                 self.items.push((Position { partition: 0, offset }, item));
             }
-            FrameKind::Rows if offset >= loaded => {
+            FrameKind::Rows => {
                 rows_relaxed(head)?;
                 let mut rows = read_rows(&body)?;
                 rows.retain(|row| row.table == Table::Retained);
@@ -99,8 +96,7 @@ impl ReadBack {
                     self.retained = Some((offset, rows));
                 }
             }
-            FrameKind::Rows
-            | FrameKind::Received
+            FrameKind::Received
             | FrameKind::IdRun
             | FrameKind::QueueOpen
             | FrameKind::QueueRemove => {}

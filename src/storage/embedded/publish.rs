@@ -24,7 +24,6 @@ pub(super) struct PublishPort {
     pub(super) feed: Arc<Feed>,
     pub(super) tables: Arc<Tables>,
     pub(super) blocking: Blocking,
-    pub(super) loaded_below: u64,
     pub(super) applied: Arc<AtomicU64>,
     /// Why checkpoints fail, when they do.
     pub(super) trouble: Arc<Mutex<Option<String>>>,
@@ -71,7 +70,6 @@ impl PublishLog for PublishPort {
             wal: self.wal.clone(),
             tables: Arc::clone(&self.tables),
             blocking: self.blocking,
-            loaded_below: self.loaded_below,
             state_len,
             asked: Instant::now(),
         };

@@ -106,7 +106,7 @@ fn machine(parts: &Checkpointer) -> Machine {
     }
 }
 
-/// The ports. Called before the log moves: its end is what the tables hold when they are loaded.
+/// The ports.
 fn stores(parts: &Checkpointer, driver: Driver, config: &EmbeddedSettings) -> Stores {
     let blocking = match driver {
         Driver::Thread => Blocking::Pool,
@@ -117,7 +117,6 @@ fn stores(parts: &Checkpointer, driver: Driver, config: &EmbeddedSettings) -> St
         feed: Arc::clone(&parts.feed),
         tables: Arc::clone(&parts.tables),
         blocking,
-        loaded_below: parts.wal.end(),
         applied: Arc::clone(&parts.applied),
         trouble: Arc::clone(&parts.trouble),
     };
@@ -201,7 +200,7 @@ fn recover(
         if offset < applied && kind != FrameKind::Rows {
             return Ok(());
         }
-        // Of what is applied only subscriptions may be missing in the projection.
+        // Of what is applied only what routing looks at may be missing in the projection.
         let below = offset < applied;
         replay(&tables, &queues, offset, kind, &head, &body, below)
     })?;

@@ -17,6 +17,9 @@ use crate::storage::{
     AppendOutcome, AppendSink, ChangeLog, Durability, Follower, Position, Row, StorageError, Table,
 };
 
+/// What routing looks at. A replay needs it as it was at the consumer's commit.
+pub(super) const ROUTED: [Table; 2] = [Table::Subscriptions, Table::Retained];
+
 type Dirty = HashMap<Bytes, (u64, Option<Bytes>), ahash::RandomState>;
 
 #[derive(Default)]
@@ -39,8 +42,8 @@ pub(super) struct Tables {
     tables: [Mutex<TableState>; 6],
     /// Bytes of rows that are newer than the projection.
     dirty_bytes: AtomicU64,
-    /// Subscriptions that are newer than the consumer's commit, positions rising. A replay routes
-    /// by what was in force then, so the projection gets them only with a commit behind them.
+    /// Rows of `ROUTED` that are newer than the consumer's commit, positions rising. The projection
+    /// gets them only with a commit behind them.
     routed: Mutex<VecDeque<(u64, Row)>>,
 }
 
@@ -69,7 +72,7 @@ impl Tables {
         let value = row.value.as_ref().map(|value| Bytes::copy_from_slice(value));
         self.dirty_bytes.fetch_add(row_bytes(&key, value.as_ref()), Ordering::Relaxed);
         let row = Row { table: row.table, key, value };
-        if row.table == Table::Subscriptions {
+        if ROUTED.contains(&row.table) {
             self.routed.lock().push_back((offset, row));
         } else {
             self.dirty(offset, row);
@@ -85,7 +88,8 @@ impl Tables {
         }
     }
 
-    /// The consumer's commit stands here: subscriptions before it belong to the next checkpoint.
+    /// The consumer's commit stands here: what routing knew before it belongs to the next
+    /// checkpoint.
     pub(super) fn committed(&self, offset: u64) {
         let mut routed = self.routed.lock();
         while routed.front().is_some_and(|(at, _)| *at < offset) {
@@ -102,10 +106,12 @@ impl Tables {
         }
     }
 
-    /// A follower of subscriptions is told at once what `load` has left out.
+    /// A follower of subscriptions is told at once what `load` has left out; one of retained
+    /// messages gets it by the consumer.
     pub(super) fn set_follower(&self, table: Table, follower: Arc<dyn Follower>) {
         if table == Table::Subscriptions {
-            for (offset, row) in self.routed.lock().iter() {
+            let routed = self.routed.lock();
+            for (offset, row) in routed.iter().filter(|(_, row)| row.table == table) {
                 follower.apply(Position { partition: 0, offset: *offset }, row);
             }
         }
@@ -225,7 +231,7 @@ mod tests {
 
     fn row(text: &'static str) -> Row {
         let value = Some(Bytes::from_static(text.as_bytes()));
-        Row { table: Table::Retained, key: Bytes::from_static(b"key"), value }
+        Row { table: Table::Sessions, key: Bytes::from_static(b"key"), value }
     }
 
     /// A row that is replaced before it was written takes no room any more: what counts towards

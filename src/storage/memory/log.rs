@@ -114,7 +114,7 @@ impl State {
             }
             match &logged.record {
                 Record::Item(item) => items.push((at(logged.offset), item.clone())),
-                Record::Rows { rows, .. } if logged.offset >= self.loaded_below => {
+                Record::Rows { rows, .. } => {
                     let retained = rows.iter().filter(|row| row.table == Table::Retained);
                     let rows: Vec<Row> = retained.cloned().collect();
                     if !rows.is_empty() {
@@ -127,11 +127,7 @@ impl State {
                         return Step::Retained(follower, at(logged.offset), rows);
                     }
                 }
-                Record::Rows { .. }
-                | Record::Open(..)
-                | Record::Remove(..)
-                | Record::Received(..)
-                | Record::Run(..) => {}
+                Record::Open(..) | Record::Remove(..) | Record::Received(..) | Record::Run(..) => {}
             }
             self.at = logged.offset + 1;
         }

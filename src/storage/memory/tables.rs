@@ -25,12 +25,10 @@ impl ChangeLog for MemoryTables {
         visit: &mut dyn FnMut(Position, &[u8], &[u8]),
     ) -> Result<(), StorageError> {
         let rows = match table {
-            Table::Subscriptions => Arc::clone(&self.world.state.lock().routed),
-            Table::Sessions
-            | Table::Retained
-            | Table::Credentials
-            | Table::Blocked
-            | Table::Settings => Arc::clone(&self.world.state.lock().rows),
+            Table::Subscriptions | Table::Retained => Arc::clone(&self.world.state.lock().routed),
+            Table::Sessions | Table::Credentials | Table::Blocked | Table::Settings => {
+                Arc::clone(&self.world.state.lock().rows)
+            }
         };
         for ((_, key), (offset, value)) in rows.iter().filter(|(key, _)| key.0 == table) {
             visit(Position { partition: 0, offset: *offset }, key, value);
@@ -41,8 +39,8 @@ impl ChangeLog for MemoryTables {
     fn follow(&self, table: Table, follower: Arc<dyn Follower>) {
         let mut state = self.world.state.lock();
         if table == Table::Subscriptions {
-            let late = state.subscriptions_from(state.commit.0);
-            for (offset, row) in late {
+            let late = state.routed_from(state.commit.0).into_iter();
+            for (offset, row) in late.filter(|(_, row)| row.table == table) {
                 follower.apply(Position { partition: 0, offset }, &row);
             }
         }

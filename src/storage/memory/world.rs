@@ -86,10 +86,8 @@ pub(super) struct State {
     pub(super) told: u64,
     pub(super) passed: u64,
     pub(super) commit: (u64, Vec<u8>),
-    /// Retained rows below it were there when the tables were loaded.
-    pub(super) loaded_below: u64,
     pub(super) rows: Arc<Rows>,
-    /// Subscriptions as they were at the commit.
+    /// Subscriptions and retained messages as they were at the commit.
     pub(super) routed: Arc<Rows>,
     pub(super) queues: Queues,
     pub(super) followers: BTreeMap<Table, Arc<dyn Follower>>,
@@ -139,7 +137,6 @@ impl World {
             told: 1,
             passed: 1,
             commit: (1, Vec::new()),
-            loaded_below: 1,
             rows: Arc::default(),
             routed: Arc::default(),
             queues: BTreeMap::new(),
@@ -294,22 +291,23 @@ impl State {
         put(Arc::make_mut(&mut self.rows), offset, row);
     }
 
-    /// The commit moves to `end`: subscriptions up to there are what a replay begins with.
+    /// The commit moves to `end`: what stands up to there is what a replay begins with.
     pub(super) fn route_to(&mut self, end: u64) {
-        for (offset, row) in self.subscriptions_from(self.commit.0) {
+        for (offset, row) in self.routed_from(self.commit.0) {
             if offset < end {
                 put(Arc::make_mut(&mut self.routed), offset, &row);
             }
         }
     }
 
-    /// Durable rows of subscriptions from an offset on, in order.
-    pub(super) fn subscriptions_from(&self, from: u64) -> Vec<(u64, Row)> {
+    /// Durable rows that routing looks at, from an offset on, in order.
+    pub(super) fn routed_from(&self, from: u64) -> Vec<(u64, Row)> {
         let first = self.log.partition_point(|logged| logged.offset < from);
         let mut found = Vec::new();
         for Logged { offset, record, .. } in self.log.range(first..) {
             if let Record::Rows { rows, relaxed: false } = record {
-                let ours = rows.iter().filter(|row| row.table == Table::Subscriptions);
+                let routed = [Table::Subscriptions, Table::Retained];
+                let ours = rows.iter().filter(|row| routed.contains(&row.table));
                 found.extend(ours.map(|row| (*offset, row.clone())));
             }
         }
@@ -413,7 +411,6 @@ impl State {
             told: commit.0,
             passed: commit.0,
             commit: commit.clone(),
-            loaded_below: self.end,
             rows,
             routed,
             queues,
