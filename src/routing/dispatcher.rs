@@ -1,5 +1,6 @@
 //! One task per log partition: batch → match → hand over → commit.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -102,9 +103,14 @@ pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
             }
         };
         let started = Instant::now();
-        let messages = parts.collect(&batch, &mut runs);
-        metrics::SUBSCRIPTION_LOOKUP.observe(started.elapsed());
-        parts.hand_over(&batch, &runs).await;
+        let mut messages = 0;
+        for stretch in stretches(&batch) {
+            let begun = Instant::now();
+            messages += parts.collect(&batch, stretch.clone(), &mut runs);
+            metrics::SUBSCRIPTION_LOOKUP.observe(begun.elapsed());
+            parts.hand_over(&batch, stretch, &runs).await;
+        }
+        parts.subscriptions.advance(batch.end.offset);
         consumer.commit(batch.end, &mut || parts.judge.encode());
         parts.progress.advance(batch.end);
         metrics::CONSUMED_TOTAL.add(messages);
@@ -113,13 +119,26 @@ pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
     }
 }
 
+/// The items of a batch, cut where messages and copies addressed to one queue follow each other: a
+/// queue takes entries in the order of their sources only, and what comes behind a later one is
+/// taken for a replay.
+fn stretches(batch: &LogBatch) -> impl Iterator<Item = Range<usize>> {
+    let direct = |item: &(Position, LogItem)| matches!(item.1, LogItem::Direct { .. });
+    let mut from = 0;
+    batch.items.chunk_by(move |a, b| direct(a) == direct(b)).map(move |stretch| {
+        from += stretch.len();
+        from - stretch.len()..from
+    })
+}
+
 impl Parts {
-    /// Matches every message of the batch, and sorts the copies by recipient.
-    fn collect(&self, batch: &LogBatch, runs: &mut Runs) -> u64 {
+    /// Matches every message of the stretch, and sorts the copies by recipient.
+    fn collect(&self, batch: &LogBatch, stretch: Range<usize>, runs: &mut Runs) -> u64 {
         runs.begin(self.slots.id_end());
         let mut messages = 0;
         let mut inner = self.subscriptions.read();
-        for (item, (position, log_item)) in batch.items.iter().enumerate() {
+        for item in stretch {
+            let (position, log_item) = &batch.items[item];
             let LogItem::Publishes(publishes) = log_item else { continue };
             if inner.is_behind(position.offset) {
                 drop(inner);
@@ -132,11 +151,6 @@ impl Parts {
                     self.route(&inner, runs, publishes, *position, (item, index));
                 }
             }
-        }
-        let behind = inner.is_behind(batch.end.offset);
-        drop(inner);
-        if behind {
-            self.subscriptions.advance(batch.end.offset);
         }
         messages
     }
@@ -236,9 +250,9 @@ impl Parts {
     }
 
     /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
-    async fn hand_over(&self, batch: &LogBatch, runs: &Runs) {
+    async fn hand_over(&self, batch: &LogBatch, stretch: Range<usize>, runs: &Runs) {
         let started = Instant::now();
-        let mut queued = self.direct_copies(batch);
+        let mut queued = self.direct_copies(batch, stretch);
         for run in runs.iter() {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
             let SlotView { incarnation, persistent, outbox } = slot.view();
@@ -321,9 +335,9 @@ impl Parts {
 
     /// Retained copies for persistent sessions come by way of the log. One is skipped when a
     /// newer value was stored before it: the subscriber got that one live (OUT-2).
-    fn direct_copies(&self, batch: &LogBatch) -> Vec<Queued> {
+    fn direct_copies(&self, batch: &LogBatch, stretch: Range<usize>) -> Vec<Queued> {
         let mut queued = Vec::new();
-        for (position, log_item) in &batch.items {
+        for (position, log_item) in &batch.items[stretch] {
             let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
                 continue;
             };

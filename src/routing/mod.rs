@@ -35,6 +35,8 @@ pub use subscriptions::{Entry, Subscriptions};
 pub use trie::Trie;
 
 #[cfg(test)]
+mod dispatcher_tests;
+#[cfg(test)]
 mod retained_tests;
 #[cfg(test)]
 mod shared_group_tests;

@@ -67,6 +67,9 @@ impl Subscriptions {
 
     /// Brings what the dispatcher sees up to `position`.
     pub(super) fn advance(&self, position: u64) {
+        if !self.inner.read().is_behind(position) {
+            return;
+        }
         let mut inner = self.inner.write();
         while inner.is_behind(position) {
             let Some(change) = inner.late.pop_front() else { break };
