@@ -233,7 +233,9 @@ fn a_failed_sync_acknowledges_nothing_ever() {
         // behind it are surely not stored.
         if !log_is_well {
             let first = publish_on(&mut steady, 1, "in doubt");
-            assert_eq!(first, Answer::Closed, "{scope:?}");
+            // Behind a restart a row of the broker's own may have met the trouble before it.
+            let met_before = scope != Scope::Log && matches!(first, Answer::Refused(_));
+            assert!(first == Answer::Closed || met_before, "{scope:?}: {first:?}");
         }
         in_trouble(&broker, allowed, &mut acked, &mut refused);
         if !log_is_well {

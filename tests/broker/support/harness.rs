@@ -105,6 +105,9 @@ impl Broker {
             .env("HTTP_BIND_ADDRESS", "127.0.0.1")
             .env("HTTP_BIND_PORT", http.to_string())
             .env("STORAGE_EMBEDDED_PATH", folder.path().join("data"))
+            // Each start fills its first segments: hundreds of large ones would be all that the
+            // disk does.
+            .env("STORAGE_EMBEDDED_SEGMENT_BYTES", (4 << 20).to_string())
             .envs(start.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
             .stdin(Stdio::null())
