@@ -183,8 +183,8 @@ impl Entry {
         }
     }
 
-    fn arrival(self: Box<Self>) -> Box<Arrival> {
-        let Entry { way, peer, connect_by, opening } = *self;
+    fn arrival(self) -> Box<Arrival> {
+        let Entry { way, peer, connect_by, opening } = self;
         Box::new(Arrival {
             peer,
             max_packet_bytes: way.max_packet_bytes as u32,
@@ -193,7 +193,7 @@ impl Entry {
         })
     }
 
-    fn turn_away<T>(self: Box<Self>, not_in: &NotIn) -> Option<T> {
+    fn turn_away<T>(&self, not_in: &NotIn) -> Option<T> {
         metrics::CONNECTION_REFUSED.inc();
         let NotIn { why, error } = not_in;
         self.peer.door.turned(*why);

@@ -97,19 +97,19 @@ fn refusal_of(frame: &[u8], error: DecodeError) -> Option<Refusal> {
     Some(Refusal { version, reason, maximum_packet_size: None })
 }
 
-/// Sends the CONNACK of a refusal and ends.
+/// Sends the CONNACK of a refusal, if there is one, and ends: also what carries MQTT, such as a
+/// WebSocket, which has last words of its own.
 pub(super) async fn say_last(
     read: &mut (impl AsyncRead + Unpin),
     write: &mut (impl AsyncWrite + Unpin),
     refusal: Option<Refusal>,
 ) {
-    let Some(refusal) = refusal else { return };
-    let bytes = handshake::refusal_bytes(refusal);
+    let bytes = refusal.map(handshake::refusal_bytes).unwrap_or_default();
     let say = async {
         write.write_all(&bytes).await?;
         write.shutdown().await
     };
-    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) {
+    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) && refusal.is_some() {
         linger(read).await;
     }
 }

@@ -109,8 +109,7 @@ fn encrypted_block(text: &str) -> Option<&str> {
 fn decrypt(block: &str, password: &str) -> Result<PrivateKeyDer<'static>, String> {
     let unreadable = |fault| format!("an encrypted key that can't be read: {fault}");
     let (_, document) = SecretDocument::from_pem(block).map_err(unreadable)?;
-    let info: EncryptedPrivateKeyInfoRef<'_> =
-        document.decode_msg().map_err(|fault| unreadable(fault))?;
+    let info: EncryptedPrivateKeyInfoRef<'_> = document.decode_msg().map_err(unreadable)?;
     let key = info
         .decrypt(password)
         .map_err(|fault| format!("the key can't be decrypted; is key_password right? ({fault})"))?;

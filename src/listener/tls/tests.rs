@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 
 use super::super::{ClientAuth, Identity, Secret, TlsConfig, TlsVersion};
 use super::*;
-use crate::telemetry::Door;
+use crate::telemetry::{Door, task};
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -237,7 +237,8 @@ async fn files_are_taken_when_they_are_good() {
     let (good, other) = (rig.sign("good", 7), rig.sign("localhost", 2));
     let config = rig.wanting_clients(ClientAuth::Required, &[]);
     let current = Arc::new(Current::load(Door::Ssl, &config).unwrap());
-    let watch = tokio::spawn(watch(Certificates(vec![Arc::clone(&current)]), Duration::ZERO));
+    let watch =
+        task::spawn("test", watch(Certificates(vec![Arc::clone(&current)]), Duration::ZERO));
     let client = rig.client(Some(&good));
     assert!(shake(current.get(), &client, "localhost").await.0.is_ok());
 
@@ -378,7 +379,7 @@ async fn a_waiting_handshake_holds_no_turn() {
     let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
     let (config, held) = (Arc::clone(&server), Arc::clone(&turns));
-    let waiting = tokio::spawn(async move { accept(stream, config, &held).await });
+    let waiting = task::spawn("test", async move { accept(stream, config, &held).await });
     let stream = TcpStream::connect(listener.local_addr().unwrap());
     let (stream, accepted) = tokio::join!(stream, listener.accept());
     let name = ServerName::try_from("localhost").unwrap();
