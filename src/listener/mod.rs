@@ -73,11 +73,27 @@ impl Listeners {
         let turns = Arc::new(Semaphore::new(threads));
         let mut certificates = Certificates::default();
         let mut bound = Vec::new();
+        if let Some(own) = &config.unix {
+            let (door, place) = (Door::Unix, own.path.display().to_string());
+            let listening = Listening::unix(&own.path, own.mode);
+            let listening = listening.map_err(|error| BindError {
+                door,
+                place: place.clone(),
+                fault: error.to_string(),
+            })?;
+            let way = Way {
+                max_packet_bytes: own.max_packet_bytes,
+                proxy: own.proxy,
+                ..Way::bare(door, config, &house, &turns)
+            };
+            bound.push(Bound::new(listening, place, way, own.max_connections));
+        }
+        // Bare TCP comes last: who finds its port open finds all of them.
         let doors = [
-            (Door::Tcp, &config.tcp),
-            (Door::Ssl, &config.ssl),
-            (Door::Ws, &config.ws),
             (Door::Wss, &config.wss),
+            (Door::Ws, &config.ws),
+            (Door::Ssl, &config.ssl),
+            (Door::Tcp, &config.tcp),
         ];
         for (door, own) in doors {
             let Some(own) = own else { continue };
@@ -94,21 +110,6 @@ impl Listeners {
                 proxy: own.proxy,
                 tls: current,
                 ws: own.ws.clone(),
-                ..Way::bare(door, config, &house, &turns)
-            };
-            bound.push(Bound::new(listening, place, way, own.max_connections));
-        }
-        if let Some(own) = &config.unix {
-            let (door, place) = (Door::Unix, own.path.display().to_string());
-            let listening = Listening::unix(&own.path, own.mode);
-            let listening = listening.map_err(|error| BindError {
-                door,
-                place: place.clone(),
-                fault: error.to_string(),
-            })?;
-            let way = Way {
-                max_packet_bytes: own.max_packet_bytes,
-                proxy: own.proxy,
                 ..Way::bare(door, config, &house, &turns)
             };
             bound.push(Bound::new(listening, place, way, own.max_connections));

@@ -115,6 +115,12 @@ impl Broker {
             // disk does.
             .env("STORAGE_EMBEDDED_SEGMENT_BYTES", (4 << 20).to_string())
             .envs(transport.settings(door))
+            .envs(
+                start
+                    .environment
+                    .iter()
+                    .filter_map(|(name, value)| Some((transport.twin_of(name)?, value))),
+            )
             .envs(start.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
             .stdin(Stdio::null())

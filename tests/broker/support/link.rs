@@ -31,14 +31,25 @@ impl Transport {
         }
     }
 
+    /// Its listener, in names of settings.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Transport::Tcp => None,
+            Transport::Tls => Some("SSL"),
+            Transport::Ws => Some("WS"),
+            Transport::Wss => Some("WSS"),
+        }
+    }
+
+    /// The setting of its listener that is `TCP_NETTY_…` for bare TCP.
+    pub(crate) fn twin_of(self, setting: &str) -> Option<String> {
+        let end = setting.strip_prefix("TCP_NETTY_")?;
+        self.name().map(|name| format!("{name}_NETTY_{end}"))
+    }
+
     /// What starts its listener on this port.
     pub(crate) fn settings(self, port: u16) -> Vec<(String, String)> {
-        let name = match self {
-            Transport::Tcp => return Vec::new(),
-            Transport::Tls => "SSL",
-            Transport::Ws => "WS",
-            Transport::Wss => "WSS",
-        };
+        let Some(name) = self.name() else { return Vec::new() };
         let papers = papers();
         [
             ("ENABLED", "true".to_owned()),
