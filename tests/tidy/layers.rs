@@ -45,7 +45,7 @@ const LIBRARIES: [(&str, &[&str]); 13] = [
     ("pkcs8", &["src/listener"]),
     ("tungstenite", &["src/listener", "tests/"]),
     ("fjall", &["src/storage/embedded"]),
-    ("xxhash_rust", &["src/storage/embedded"]),
+    ("xxhash_rust", &["src/storage", "src/routing"]),
     ("mqttbytes", &["src/bench", "tests/", "benches/", "src/codec/tests"]),
     ("rmqtt_codec", &["tests/", "benches/", "src/codec/tests"]),
 ];
