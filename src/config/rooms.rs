@@ -26,6 +26,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
     let config = Config {
         service: service(r),
         listener: listener(r),
+        security: super::security::read(r),
         session: session(r),
         routing: routing(r),
         delivery: delivery(r),
@@ -41,7 +42,7 @@ fn millis(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Durat
     Duration::from_millis(r.number(key, "ms", least..=most))
 }
 
-fn seconds(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Duration {
+pub(super) fn seconds(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Duration {
     Duration::from_secs(r.number(key, "s", least..=most))
 }
 
