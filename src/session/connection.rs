@@ -12,28 +12,31 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::admission::{self, Wire};
 use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
 use super::edges::{LAST_WORDS, first_packet, linger, say_last, too_many_behind};
-use super::handshake;
+use super::handshake::{self, Refusal};
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
+use super::reauthenticate;
 use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
-use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe};
+use crate::codec::{
+    self, AckKind, Auth, Connect, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
+};
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
+use crate::security;
 use crate::telemetry::{Counted, metrics, task};
 
 const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
     "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
 );
-const NO_AUTH: DecodeError =
-    DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
 const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
 
 /// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
@@ -79,7 +82,11 @@ where
     let serving = Serving::of(&context);
     let packets = context.config.pre_connect_packets;
     let claimed = match too_many_behind(&buffer, &connect, packets, max_bytes) {
-        None => handshake::connect(&context, connect, max_bytes).await,
+        None => {
+            let (buffer, read, write) = (&mut buffer, &mut read, &mut write);
+            let wire = Wire { buffer, read, write, max_bytes };
+            greet(&context, connect, wire).await
+        }
         Some(refusal) => Err(refusal),
     };
     let claimed = match claimed {
@@ -96,6 +103,22 @@ where
     let connected = Counted::one(&metrics::CONNECTED_SESSIONS);
     let held = Held { serving, writer, connected };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
+}
+
+/// From a whole CONNECT to its claim, which puts CONNACK into the outbox.
+async fn greet<R, W>(
+    context: &Arc<Context>,
+    connect: Connect,
+    wire: Wire<'_, R, W>,
+) -> Result<Claimed, Refusal>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let (peer, max_bytes) = (security::Peer::default(), wire.max_bytes);
+    handshake::check(context, &connect)?;
+    let admitted = admission::admit(context, &connect, &peer, wire).await?;
+    handshake::connect(context, connect, admitted, peer, max_bytes).await
 }
 
 /// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
@@ -115,6 +138,7 @@ enum Step {
     Flush,
     Subscribe(Subscribe),
     Unsubscribe(Unsubscribe),
+    Auth(Box<Auth>),
     End(End),
 }
 
@@ -139,6 +163,8 @@ struct SessionTask {
     inbound: Inbound,
     /// Acknowledgements of this read.
     acks: Vec<ClientAck>,
+    /// An exchange of AUTH packets that has begun.
+    reauthentication: Option<Box<security::Step>>,
     held: Held,
 }
 
@@ -179,6 +205,7 @@ impl SessionTask {
             needed,
             inbound,
             acks,
+            reauthentication: None,
             held,
         }
     }
@@ -236,6 +263,14 @@ impl SessionTask {
             Step::Read | Step::Flush => {}
             Step::Subscribe(packet) => return self.subscribe(packet).await,
             Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
+            Step::Auth(packet) => {
+                return reauthenticate::take(
+                    &self.context,
+                    &self.conn,
+                    &mut self.reauthentication,
+                    &packet,
+                );
+            }
             Step::End(end) => return Err(end),
         }
         if self.must_hold() {
@@ -295,7 +330,7 @@ impl SessionTask {
             Packet::Subscribe(packet) => return Ok(Some(Step::Subscribe(packet))),
             Packet::Unsubscribe(packet) => return Ok(Some(Step::Unsubscribe(packet))),
             Packet::Disconnect(packet) => return Ok(Some(Step::End(goodbye(&packet)))),
-            Packet::Auth(_) => return Err(NO_AUTH),
+            Packet::Auth(packet) => return Ok(Some(Step::Auth(Box::new(packet)))),
             Packet::Connect(_)
             | Packet::Connack(_)
             | Packet::Suback(_)

@@ -5,6 +5,7 @@
 //! over, the broker starts and stops. Never: writing to a socket of a session itself (its outbox
 //! does), or looking for subscribers.
 
+mod admission;
 mod budget;
 mod claim;
 mod config;
@@ -16,6 +17,7 @@ mod handshake;
 mod inbound;
 mod lifecycle;
 mod read_buffer;
+mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;

@@ -12,6 +12,7 @@ use super::conn::Conn;
 use super::inbound::Exchanges;
 use super::rows::WillRow;
 use crate::mqtt::{ClientId, ProtocolVersion};
+use crate::security::Grant;
 
 const SHARDS: usize = 16;
 
@@ -26,6 +27,8 @@ pub(super) struct Session {
     /// Milliseconds of wall clock; `None` while connected.
     pub(super) offline_since_ms: Option<u64>,
     pub(super) will: Option<Box<WillRow>>,
+    /// By what right its last connection was here; its Will goes out by the same.
+    pub(super) grant: Option<Arc<Grant>>,
     /// QoS 2 ids the client has open with us, which outlive a connection, and their fence.
     pub(super) open_ids: Arc<Exchanges>,
     /// When a timer will look at it.
