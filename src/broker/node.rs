@@ -123,12 +123,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
     })
 }
 
-fn handles(
-    config: &Config,
-    stores: &Stores,
-    parts: &Parts,
-    security: &Arc<Security>,
-) -> Handles {
+fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Security>) -> Handles {
     Handles {
         config: config.session.clone(),
         delivery: Arc::new(config.delivery.clone()),

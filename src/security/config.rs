@@ -22,6 +22,30 @@ pub struct Config {
     pub blocked_kept: Duration,
 }
 
+/// Nobody is asked for anything: for tests, which bring their own clients.
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            order: Vec::new(),
+            scram: false,
+            anonymous: Anonymous::Loopback,
+            credentials_file: None,
+            jwt: JwtConfig::default(),
+            hashing: HashingConfig { threads: 1, memory_kib: 64, iterations: 1 },
+            accounts: AccountsConfig {
+                username: "admin".into(),
+                password: None,
+                signing_key: None,
+                issuer: "sluice".into(),
+                token_life: Duration::from_secs(60),
+                refresh_life: Duration::from_secs(60),
+            },
+            unauthorized: true,
+            blocked_kept: Duration::from_secs(60),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProviderName {
     Basic,

@@ -72,8 +72,7 @@ pub(super) async fn connect(
 
 /// What the codec can't know: limits of this node, and its state.
 pub(super) fn check(context: &Context, connect: &Connect) -> Result<(), Refusal> {
-    let (version, maximum_packet_size) =
-        (connect.version, connect.properties.maximum_packet_size);
+    let (version, maximum_packet_size) = (connect.version, connect.properties.maximum_packet_size);
     let refusal = |reason| Refusal { version, reason, maximum_packet_size };
     judge(context, connect).map_err(refusal)
 }

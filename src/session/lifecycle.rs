@@ -68,7 +68,12 @@ pub(super) async fn due(context: &Arc<Context>, client_id: &ClientId) {
 }
 
 /// Does what is due for a session that is off-line: its Will, its end, its next timer, its row.
-fn look(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>, changed: bool) {
+pub(super) fn look(
+    context: &Arc<Context>,
+    client_id: &ClientId,
+    locked: &mut Locked<'_>,
+    changed: bool,
+) {
     let Some(session) = locked.session() else { return };
     if session.live.is_some() {
         return;

@@ -16,6 +16,7 @@ mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
+mod overview;
 mod read_buffer;
 mod reauthenticate;
 mod registry;
@@ -35,6 +36,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
+pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};

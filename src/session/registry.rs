@@ -130,6 +130,18 @@ impl Registry {
         self.shard(&client_id).lock().insert(client_id, entry);
     }
 
+    /// Visits every session, shard by shard, each behind its gate: for a thread that may block.
+    pub(super) fn each(&self, mut visit: impl FnMut(&ClientId, &Session)) {
+        for shard in &self.entries {
+            let entries: Vec<Arc<Entry>> = shard.lock().values().cloned().collect();
+            for entry in entries {
+                if let Some(session) = &entry.gate.blocking_lock().session {
+                    visit(&entry.client_id, session);
+                }
+            }
+        }
+    }
+
     pub(super) fn sessions(&self) -> usize {
         self.entries.iter().map(|shard| shard.lock().len()).sum()
     }

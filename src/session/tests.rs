@@ -10,6 +10,7 @@ use super::{Config, Handles, Sessions, settle};
 use crate::delivery::{self, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::security::{self, Security};
 use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
 use crate::telemetry::task;
 
@@ -84,6 +85,7 @@ impl Node {
             turn: Turn::NextConnected,
             no_ids: Arc::from([]),
         };
+        let security = Security::new(security::Config::default(), Arc::clone(&stores.tables));
         let sessions = Sessions::new(Handles {
             config,
             delivery: Arc::new(delivery()),
@@ -96,6 +98,7 @@ impl Node {
             retained: Arc::clone(&parts.retained),
             judge: Arc::clone(&parts.judge),
             progress: Arc::clone(&parts.progress),
+            security: security.expect("no key is needed"),
             retained_expiry_period: Duration::from_secs(60),
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");

@@ -108,6 +108,9 @@ impl Broker {
             // Each start fills its first segments: hundreds of large ones would be all that the
             // disk does.
             .env("STORAGE_EMBEDDED_SEGMENT_BYTES", (4 << 20).to_string())
+            // What a password costs an attacker, it would cost each start of a test.
+            .env("SECURITY_PASSWORD_HASHING_MEMORY_KIB", "64")
+            .env("SECURITY_PASSWORD_HASHING_ITERATIONS", "1")
             .envs(start.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
             .stdin(Stdio::null())
