@@ -155,6 +155,11 @@ impl Broker {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.mqtt)
     }
 
+    #[allow(dead_code, reason = "the crash tests don't need it")]
+    pub(crate) fn http_address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.http)
+    }
+
     // --- stopping and starting again
 
     /// SIGTERM, and an orderly end with exit code 0.
