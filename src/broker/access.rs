@@ -13,8 +13,9 @@ pub(super) async fn prepare(node: &Node, config: &Config) -> Result<(), Fault> {
     }
     let security = &config.security;
     let proves = !security.order.is_empty() || security.scram;
-    let tcp = config.listener.tcp.as_ref();
-    let near = tcp.is_none_or(|tcp| tcp.bind.ip().is_loopback());
+    let listener = &config.listener;
+    let doors = [&listener.tcp, &listener.ssl, &listener.ws, &listener.wss];
+    let near = doors.into_iter().flatten().all(|door| door.bind.ip().is_loopback());
     match security.anonymous {
         _ if proves => {}
         Anonymous::Refused => tracing::warn!("no client can come in: no provider is on"),

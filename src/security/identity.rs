@@ -17,8 +17,6 @@ pub struct Peer {
     /// The client's own address, behind a trusted proxy too. `None`: it comes by no network, and
     /// is taken for one of this machine.
     pub address: Option<IpAddr>,
-    /// The listener's name: `tcp`, `ssl`, `ws`, `wss`, `unix`.
-    pub listener: &'static str,
     /// Whether the way to the client is encrypted.
     pub secure: bool,
     pub certificate: Option<Arc<ClientCertificate>>,
@@ -30,6 +28,20 @@ pub struct Peer {
 pub struct ClientCertificate {
     /// Common names, the client's own first, then those of the chain that was verified.
     pub common_names: Vec<String>,
+}
+
+impl ClientCertificate {
+    /// The names in a verified chain of certificates in DER, the client's own first; `None`: there
+    /// is no chain, or no name in it.
+    pub fn of_chain(chain: &[Vec<u8>]) -> Option<Self> {
+        let mut common_names = Vec::new();
+        for der in chain {
+            let Ok((_, certificate)) = x509_parser::parse_x509_certificate(der) else { continue };
+            let names = certificate.subject().iter_common_name();
+            common_names.extend(names.filter_map(|cn| cn.as_str().ok()).map(str::to_owned));
+        }
+        (!common_names.is_empty()).then_some(Self { common_names })
+    }
 }
 
 /// A CONNECT that asks to be let in.

@@ -7,13 +7,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
+use super::Peer;
 use super::context::Context;
 use super::handshake::Refusal;
 use super::read_buffer::ReadBuffer;
 use crate::codec::{self, Auth, Connect, Packet, Peer as Side};
 use crate::limits::AUTHENTICATION_MS;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
-use crate::security::{Attempt, Grant, Peer};
+use crate::security::{self, Attempt, ClientCertificate, Grant};
 
 /// A client that may come in.
 #[derive(Debug, Default)]
@@ -35,11 +36,21 @@ pub(super) struct Wire<'w, R, W> {
     pub(super) max_bytes: u32,
 }
 
+/// What the listener's word on a connection proves.
+pub(super) fn proof(peer: &Peer) -> security::Peer {
+    let chain = peer.tls.as_ref().map(|tls| tls.chain.as_slice()).unwrap_or_default();
+    security::Peer {
+        address: peer.address.map(|address| address.ip()),
+        secure: peer.tls.is_some(),
+        certificate: ClientCertificate::of_chain(chain).map(Arc::new),
+    }
+}
+
 /// Asks whether the client may come in. Nothing of it is in any table before this.
 pub(super) async fn admit<R, W>(
     context: &Context,
     connect: &Connect,
-    peer: &Peer,
+    peer: &security::Peer,
     wire: Wire<'_, R, W>,
 ) -> Result<Admitted, Refusal>
 where

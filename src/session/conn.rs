@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::Peer;
 use super::claim::Ask;
 use crate::codec::DecodeError;
 use crate::delivery::Outbox;
 use crate::mqtt::{ClientId, ReasonCode};
-use crate::security::{Grant, Peer};
+use crate::security::Grant;
 use crate::telemetry::clock;
 
 /// Why a connection ends, and who ended it.

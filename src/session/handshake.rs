@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Peer;
 use super::admission::Admitted;
 use super::claim::{self, Ask, Claimed};
 use super::conn::About;
@@ -14,7 +15,7 @@ use crate::codec::{
 };
 use crate::delivery::{Gate, Outbox, Settings};
 use crate::mqtt::{ClientId, ProtocolVersion, ReasonCode};
-use crate::security::{Grant, Peer};
+use crate::security::Grant;
 
 /// A CONNECT that is answered with this reason and the end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 //! does), or looking for subscribers.
 
 mod admission;
+mod arrival;
 mod budget;
 mod claim;
 mod config;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
@@ -110,12 +112,12 @@ impl Sessions {
     }
 
     /// Serves one connection until it ends. Cancelling it loses nothing that was acknowledged.
-    pub async fn serve<R, W>(&self, read: R, write: W, max_packet_bytes: u32)
+    pub async fn serve<R, W>(&self, read: R, write: W, arrival: Box<Arrival>)
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        connection::serve(Arc::clone(&self.context), read, write, max_packet_bytes).await;
+        connection::serve(Arc::clone(&self.context), read, write, arrival).await;
     }
 
     pub fn connected(&self) -> usize {

@@ -76,7 +76,7 @@ impl Sessions {
             ends_at_ms: session.expires_at_ms(),
             connected_ms: live.map(|conn| conn.connected_ms),
             disconnected_ms: session.offline_since_ms,
-            address: live.and_then(|conn| conn.peer.address).map(|address| address.to_string()),
+            address: live.and_then(|conn| conn.peer.address).map(|at| at.ip().to_string()),
             keep_alive_s: live.map(|conn| conn.keep_alive_s()),
             subscriptions: slot.map_or(0, |slot| self.context.subscriptions.count(slot.id())),
             client_type: grant.map_or_else(ClientType::default, |grant| grant.client_type()),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::admission::auth;
+use super::admission::{auth, proof};
 use super::conn::{Conn, End};
 use super::context::Context;
 use crate::codec::{Auth, DecodeError};
@@ -28,12 +28,9 @@ pub(super) fn take(
     if packet.authentication_method.as_deref() != Some(method) {
         return Err(End::Fault(OTHER_METHOD));
     }
-    let attempt = Attempt {
-        client_id: conn.client_id.as_str(),
-        username: None,
-        password: None,
-        peer: &conn.peer,
-    };
+    let peer = proof(&conn.peer);
+    let attempt =
+        Attempt { client_id: conn.client_id.as_str(), username: None, password: None, peer: &peer };
     let data = packet.authentication_data.as_deref();
     let refused = |refused: crate::security::Refused| End::Server(refused.reason);
     match (packet.reason, under_way.take()) {

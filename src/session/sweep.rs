@@ -62,7 +62,7 @@ async fn watch_rights(context: Arc<Context>) {
             } else if context.security.is_blocked(
                 conn.client_id.as_str(),
                 username,
-                conn.peer.address,
+                conn.peer.address.map(|address| address.ip()),
             ) {
                 conn.end(End::Server(ReasonCode::Banned));
             }

@@ -20,7 +20,7 @@ pub(crate) struct Answer {
 
 /// Somebody with a token, or without one.
 pub(crate) struct Operator {
-    address: std::net::SocketAddrV4,
+    pub(crate) address: std::net::SocketAddrV4,
     pub(crate) token: Option<String>,
 }
 
