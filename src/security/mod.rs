@@ -19,6 +19,8 @@ mod jwt;
 mod management;
 mod providers;
 mod rules;
+#[cfg(test)]
+mod rules_tests;
 mod scram;
 mod settle;
 mod store;
