@@ -17,6 +17,9 @@
 //! | topic aliases, both ways, 10 of 65 535 | 1 310 700 | [`TOPIC_ALIAS_BYTES`] |
 //! | **worst case** | **3 342 316** | [`CONNECTION_WORST_CASE_BYTES`] |
 //!
+//! Over TLS come up to 64 KiB of records on their way out and 34 KiB of one on its way in (rustls'
+//! own bounds); over WebSocket a head.
+//!
 //! It is a worst case, not a price: an idle connection gives its buffers back and costs at most
 //! 3 KiB. All connections together hold at most `listener.inbound_budget_bytes` on the way in.
 

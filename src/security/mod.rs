@@ -51,7 +51,7 @@ use jwt::JwtKeys;
 use store::Credentials;
 use unauthorized::Unauthorized;
 
-use crate::storage::{ChangeLog, StorageError, Table};
+use crate::storage::{ChangeLog, Durability, StorageError, Table, Unwatched};
 use crate::telemetry::clock;
 
 /// How often ended blocks and old refusals are cleared away (TBMQ clears blocks every 5 minutes).
@@ -154,8 +154,8 @@ impl Security {
         self.unauthorized.purge(now_ms);
         let rows = self.blocked.purge(now_ms, self.config.blocked_kept.as_millis() as u64);
         if !rows.is_empty() {
-            let sink = Arc::new(settle::Unwatched);
-            self.tables.put(rows, crate::storage::Durability::Durable, sink, 0);
+            let sink = Arc::new(Unwatched("the end of blocks"));
+            self.tables.put(rows, Durability::Durable, sink, 0);
         }
     }
 

@@ -23,7 +23,6 @@ mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;
-mod settle;
 mod subscribe;
 mod sweep;
 mod timers;

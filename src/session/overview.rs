@@ -7,11 +7,10 @@ use super::Sessions;
 use super::conn::End;
 use super::lifecycle;
 use super::registry::Session;
-use super::settle;
 use crate::mqtt::{ClientId, ReasonCode, SubscriptionOptions, TopicFilter, topic_str};
 use crate::routing::Cursor;
 use crate::security::ClientType;
-use crate::storage::{AppendOutcome, Durability, MessageRef, Row, Table};
+use crate::storage::{AppendOutcome, Durability, MessageRef, Row, Table, once};
 
 /// One session, at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +152,7 @@ impl Sessions {
         }
         let key = bytes::Bytes::copy_from_slice(topic.as_bytes());
         let row = Row { table: Table::Retained, key, value: None };
-        let (sink, mut settled) = settle::once();
+        let (sink, mut settled) = once();
         // Not between a retained publish and its row.
         self.context.retained.apart(|| {
             self.context.tables.put(vec![row], Durability::Durable, sink, 0);

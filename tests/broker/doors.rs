@@ -419,3 +419,20 @@ fn a_unix_socket_is_a_listener() {
     broker.kill_and_restart();
     assert_eq!(exchange(&hello, 4), [0x20, 2, 0, 0]);
 }
+
+/// KAL-05: buffers of handshakes are freed: hundreds of connects over TLS leave nothing behind.
+#[test]
+fn tls_connections_leave_nothing_behind() {
+    let house = House::open(Start::new());
+    let connects = |count: usize| {
+        for _ in 0..count {
+            house.client(Transport::Tls, b"", &Connect::v5("fleeting")).disconnect();
+        }
+    };
+    connects(150);
+    let before = house.broker.rss_kib();
+    connects(600);
+    let grown = house.broker.rss_kib().saturating_sub(before);
+    // A handshake's buffers are tens of KiB: kept, they would be some twenty MiB.
+    assert!(grown < 6 * 1024, "grown by {grown} KiB");
+}
