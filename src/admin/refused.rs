@@ -114,7 +114,7 @@ impl From<&UnauthorizedClient> for UnauthorizedView {
     }
 }
 
-/// Blocks clients. Those that are connected are sent 0x8A; others are refused with it (v3: 5).
+/// Blocks clients. Those that are connected are sent 0x98; others are refused with 0x8A (v3: 5).
 #[utoipa::path(post, path = "/api/blockedClient", tag = "blocked clients",
     request_body = BlockBody,
     responses((status = 200, body = BlockView), (status = 400, body = ErrorBody)))]

@@ -7,7 +7,7 @@ use super::conn::{Conn, End};
 use super::context::Context;
 use crate::codec::{Auth, DecodeError};
 use crate::mqtt::ReasonCode;
-use crate::security::{Attempt, Grant, Step};
+use crate::security::{Attempt, Grant, Refused, Step};
 
 const NO_METHOD: DecodeError =
     DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
@@ -32,7 +32,11 @@ pub(super) fn take(
     let attempt =
         Attempt { client_id: conn.client_id.as_str(), username: None, password: None, peer: &peer };
     let data = packet.authentication_data.as_deref();
-    let refused = |refused: crate::security::Refused| End::Server(refused.reason);
+    // DISCONNECT has no word for a ban (MQTT 5 table 2-6).
+    let refused = |refused: Refused| match refused.reason {
+        ReasonCode::Banned => End::Server(ReasonCode::AdministrativeAction),
+        reason => End::Server(reason),
+    };
     match (packet.reason, under_way.take()) {
         (ReasonCode::ReAuthenticate, None) => {
             let step = context.security.begin(method, data, &attempt).map_err(refused)?;

@@ -64,7 +64,8 @@ async fn watch_rights(context: Arc<Context>) {
                 username,
                 conn.peer.address.map(|address| address.ip()),
             ) {
-                conn.end(End::Server(ReasonCode::Banned));
+                // DISCONNECT has no word for a ban (MQTT 5 table 2-6).
+                conn.end(End::Server(ReasonCode::AdministrativeAction));
             }
         });
     }

@@ -80,7 +80,7 @@ fn a_wide_filter_shows_nothing_that_is_denied() {
 fn revoked_rights_act_on_what_was_stored_before() {
     let (mut broker, operator, id) = with_rules(&allow(&["a/#"]));
     let mut writer = Client::connect(&broker, &as_u(Level::V5, "writer"));
-    assert_eq!(writer.retain("a/kept", "said"), 0x10);
+    assert_eq!(writer.retain("a/kept", "said"), 0);
     let mut reader = Client::connect(&broker, &as_u(Level::V5, "reader").persistent());
     reader.subscribe("a/#", 1);
     reader.take();
@@ -115,7 +115,7 @@ fn a_rule_is_no_prefix() {
     for rules in lists {
         let (broker, _, _) = with_rules(&rules);
         let mut client = Client::connect(&broker, &as_u(Level::V5, "c"));
-        assert_eq!(client.publish("allowed", "m", 1), 0x10);
+        assert_eq!(client.publish("allowed", "m", 1), 0);
         for other in ["allowed/x", "allowedx", "ALLOWED", "allowed/", "xallowed", "/allowed"] {
             assert_eq!(client.publish(other, "m", 1), 0x87, "{other} by {rules}");
         }
@@ -222,7 +222,7 @@ fn a_change_of_rules_acts_on_connected_clients() {
     assert_eq!(client.subscribe("a/t", 1), 1);
     assert_eq!(client.publish("b/t", "m", 1), 0x87);
     operator.change(&id, "u", &json!({ "userName": "u", "authRules": allow(&["b/#"]) }));
-    assert_eq!(client.publish("b/t", "m", 1), 0x10);
+    assert_eq!(client.publish("b/t", "m", 1), 0);
     assert_eq!(client.publish("a/t", "m", 1), 0x87);
     assert_eq!(client.subscribe("a/t", 1), 0x87);
     let mut all_may = Client::connect(&broker, &all("all"));
@@ -263,8 +263,7 @@ fn expressions_are_judged_as_tbmq_does() {
         "subAuthRulePatterns": ["in/.*", "sensors/\\+/t"] });
     let (broker, _, _) = with_rules(&rules);
     let mut client = Client::connect(&broker, &as_u(Level::V5, "c"));
-    for (topic, code) in [("out/a/b", 0x10), ("x", 0x10), ("y", 0x10), ("xy", 0x87), ("in/a", 0x87)]
-    {
+    for (topic, code) in [("out/a/b", 0), ("x", 0), ("y", 0), ("xy", 0x87), ("in/a", 0x87)] {
         assert_eq!(client.publish(topic, "m", 1), code, "{topic}");
     }
     let filters =
