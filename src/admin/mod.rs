@@ -2,9 +2,10 @@
 //! `/actuator/prometheus`, open to all, and the administration under `/api`, behind a login.
 //!
 //! What comes in: HTTP requests, a [`HealthSource`] that the broker gives, the handles of security
-//! and sessions. What goes out: small replies made from snapshots. The broker binds it last and stops it last, so that health
-//! can be read while the node drains. Never: a lock held while a reply is written, a body larger
-//! than its bound, more connections than their bound, state of its own.
+//! and sessions. What goes out: small replies made from snapshots. The broker binds it last and
+//! stops it last, so that health can be read while the node drains. Never: a lock held while a
+//! reply is written, a body larger than its bound, more connections than their bound, state of
+//! its own.
 
 mod access;
 mod api;

@@ -292,8 +292,8 @@ impl Channel {
         }
     }
 
-    /// Encodes one PUBLISH into the buffer. Checks rights, size and expiry, nothing else; the repeat of a
-    /// QoS 2 message goes out whatever its expiry (QOS-08).
+    /// Encodes one PUBLISH into the buffer. Checks rights, size and expiry, nothing else; the
+    /// repeat of a QoS 2 message goes out whatever its expiry (QOS-08).
     pub(super) fn send(&mut self, copy: &Outgoing<'_>, id: Option<PacketId>, dup: bool) -> Sent {
         let view = copy.batch.view(copy.index);
         if self.settings.gate.as_ref().is_some_and(|gate| !gate.lets_pass(view.topic)) {

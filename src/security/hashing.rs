@@ -38,7 +38,8 @@ pub(super) struct Pool {
     remembered: Mutex<HashMap<[u8; 32], Instant, ahash::RandomState>>,
     /// Makes what is remembered of a password useless outside this process.
     pepper: [u8; 32],
-    /// What an unknown client's password is compared with, so that it takes as long as a known one's.
+    /// What an unknown client's password is compared with, so that it takes as long as a known
+    /// one's.
     decoy: Mutex<Option<Arc<str>>>,
 }
 

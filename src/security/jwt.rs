@@ -11,6 +11,7 @@ use super::credential::ClientType;
 use super::identity::Identity;
 use super::rules::AuthRules;
 use crate::limits;
+use crate::telemetry::clock;
 
 /// A shared secret must have as many bytes as the shortest hash.
 const SECRET_BYTES: usize = 32;
@@ -88,6 +89,12 @@ impl JwtKeys {
         {
             return Err("JWT: it is for another user name".into());
         }
+        let seconds = claims.get("exp").and_then(Value::as_f64);
+        let expires_at_ms = seconds.map(|seconds| (seconds * 1000.0).max(1.0) as u64);
+        if expires_at_ms.is_some_and(|end_ms| end_ms <= clock::wall_ms()) {
+            // To the moment, where the library thinks in seconds.
+            return Err("JWT: it is over".into());
+        }
         let rules = self.rules(&claims)?;
         if let Some(fault) = rules.fault() {
             return Err(format!("JWT: {fault}"));
@@ -99,10 +106,7 @@ impl JwtKeys {
             rules,
             username: username.map(str::to_owned),
             cn: None,
-            expires_at_ms: claims
-                .get("exp")
-                .and_then(Value::as_f64)
-                .map(|seconds| (seconds * 1000.0).max(1.0) as u64),
+            expires_at_ms,
         })
     }
 
@@ -163,7 +167,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::telemetry::clock;
 
     const SECRET: &str = "0123456789abcdef0123456789abcdef";
 

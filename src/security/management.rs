@@ -1,5 +1,5 @@
-//! What administrators change: credentials, blocks, accounts. Every change is a row that is durable,
-//! and acts on connections that are there, before it is answered.
+//! What administrators change: credentials, blocks, accounts. Every change is a row that is
+//! durable, and acts on connections that are there, before it is answered.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -8,8 +8,9 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::Peer;
+use super::claim::Claimed;
 use super::context::Context;
-use super::handshake::Refusal;
+use super::handshake::{self, Refusal};
 use super::read_buffer::ReadBuffer;
 use crate::codec::{self, Auth, Connect, Packet, Peer as Side};
 use crate::limits::AUTHENTICATION_MS;
@@ -46,8 +47,25 @@ pub(super) fn proof(peer: &Peer) -> security::Peer {
     }
 }
 
+/// From a whole CONNECT to its claim, which puts CONNACK into the outbox.
+pub(super) async fn greet<R, W>(
+    context: &Arc<Context>,
+    connect: Connect,
+    peer: Peer,
+    wire: Wire<'_, R, W>,
+) -> Result<Claimed, Refusal>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let max_bytes = wire.max_bytes;
+    handshake::check(context, &connect)?;
+    let admitted = admit(context, &connect, &proof(&peer), wire).await?;
+    handshake::connect(context, connect, admitted, peer, max_bytes).await
+}
+
 /// Asks whether the client may come in. Nothing of it is in any table before this.
-pub(super) async fn admit<R, W>(
+async fn admit<R, W>(
     context: &Context,
     connect: &Connect,
     peer: &security::Peer,

@@ -12,12 +12,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
+use super::Arrival;
 use super::admission::{self, Wire};
 use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
 use super::edges::{LAST_WORDS, NoConnect, first_packet, linger, say_last, too_many_behind};
-use super::handshake::{self, Refusal};
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
@@ -25,9 +25,8 @@ use super::reauthenticate;
 use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
-use super::{Arrival, Peer as Arrived};
 use crate::codec::{
-    self, AckKind, Auth, Connect, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
+    self, AckKind, Auth, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
 };
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
@@ -91,7 +90,7 @@ where
         None => {
             let (buffer, read, write) = (&mut buffer, &mut read, &mut write);
             let wire = Wire { buffer, read, write, max_bytes };
-            greet(&context, connect, peer, wire).await
+            admission::greet(&context, connect, peer, wire).await
         }
         Some(refusal) => Err(refusal),
     };
@@ -110,23 +109,6 @@ where
     let encrypted = is_encrypted.then(|| Counted::one(&metrics::CONNECTED_SSL_SESSIONS));
     let held = Held { serving, writer, connected, encrypted };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
-}
-
-/// From a whole CONNECT to its claim, which puts CONNACK into the outbox.
-async fn greet<R, W>(
-    context: &Arc<Context>,
-    connect: Connect,
-    peer: Arrived,
-    wire: Wire<'_, R, W>,
-) -> Result<Claimed, Refusal>
-where
-    R: AsyncRead + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let max_bytes = wire.max_bytes;
-    handshake::check(context, &connect)?;
-    let admitted = admission::admit(context, &connect, &admission::proof(&peer), wire).await?;
-    handshake::connect(context, connect, admitted, peer, max_bytes).await
 }
 
 /// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
@@ -273,12 +255,8 @@ impl SessionTask {
             Step::Subscribe(packet) => return self.subscribe(packet).await,
             Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
             Step::Auth(packet) => {
-                return reauthenticate::take(
-                    &self.context,
-                    &self.conn,
-                    &mut self.reauthentication,
-                    &packet,
-                );
+                let under_way = &mut self.reauthentication;
+                return reauthenticate::take(&self.context, &self.conn, under_way, &packet);
             }
             Step::End(end) => return Err(end),
         }

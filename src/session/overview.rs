@@ -2,15 +2,20 @@
 //! held while somebody reads them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Sessions;
 use super::conn::End;
 use super::lifecycle;
 use super::registry::Session;
+use super::rows;
 use crate::mqtt::{ClientId, ReasonCode, SubscriptionOptions, TopicFilter, topic_str};
 use crate::routing::Cursor;
 use crate::security::ClientType;
 use crate::storage::{AppendOutcome, Durability, MessageRef, Row, Table, once};
+
+/// How often to see whether a connection has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// One session, at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,12 +127,37 @@ impl Sessions {
         else {
             return false;
         };
+        let epoch = session.epoch;
         session.expiry_s = 0;
         match &session.live {
             Some(live) => live.end(End::Server(ReasonCode::AdministrativeAction)),
             None => lifecycle::look(&self.context, &client_id, &mut locked, false),
         }
-        true
+        drop(locked);
+        let gone = self.gone(&client_id, epoch);
+        tokio::time::timeout(self.context.config.append_timeout, gone).await.is_ok()
+    }
+
+    /// Waits until nothing of the session is left, on the medium either; one that has come since
+    /// is not touched.
+    async fn gone(&self, client_id: &ClientId, epoch: u64) {
+        loop {
+            let mut locked = self.context.registry.lock(client_id).await;
+            match locked.session() {
+                Some(session) if session.epoch == epoch => {}
+                Some(_) => return,
+                None => {
+                    // Behind all that its end has put, and before any next claim.
+                    let (sink, mut settled) = once();
+                    let rows = vec![rows::tombstone(client_id)];
+                    self.context.tables.put(rows, Durability::Durable, sink, 0);
+                    settled.outcome().await;
+                    return;
+                }
+            }
+            drop(locked);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
 
     // === retained messages ===

@@ -26,8 +26,8 @@ fn refused(broker: &Broker, connect: &Connect, code: u8) {
     client.expect_close();
 }
 
-/// A broker that is let in by user name and password only: unknown clients get 0x86, or 0x87 if they
-/// said nothing (v3: 4 and 5), known ones come in by client id, user name, or both, and what they
+/// With basic authentication on, unknown clients get 0x86, or 0x87 if they said nothing (v3: 4
+/// and 5), known ones come in by client id, user name, or both, and what they
 /// were refused for stands in the list of the administrator, without the password.
 #[test]
 fn basic_authentication_lets_in_who_has_a_credential() {
@@ -122,7 +122,7 @@ fn a_file_of_credentials_is_in_force_at_the_start() {
     let path = folder.path().join("credentials.yml");
     let file = "credentials:\n\
                 - userName: sensor\n\
-                \x20 password: one\n\
+                \x20 password: hush-one\n\
                 \x20 authRules:\n\
                 \x20   rules:\n\
                 \x20   - { action: allow, filter: 'dev/${clientId}/#' }\n\
@@ -133,24 +133,24 @@ fn a_file_of_credentials_is_in_force_at_the_start() {
     let start = operator::start_basic().env("SECURITY_CREDENTIALS_FILE", path.display());
     let mut broker = start.clone().start();
     let sensor = |password| Connect::v5("s1").user("sensor").password(password);
-    let mut client = Client::connect(&broker, &sensor("one"));
+    let mut client = Client::connect(&broker, &sensor("hush-one"));
     assert_eq!(client.publish("dev/s1/t", "m", 1), 0);
     assert_eq!(client.publish("dev/s2/t", "m", 1), 0x87);
     Client::connect(&broker, &Connect::v5("app-1")).disconnect();
     let operator = Operator::login(&broker);
     let totals = operator.get("/api/mqtt/client/credentials/info").ok();
     assert_eq!(totals["applicationCredentialsCount"], 1);
-    std::fs::write(&path, file.replace("one", "two")).unwrap();
+    std::fs::write(&path, file.replace("hush-one", "hush-two")).unwrap();
     broker.restart();
-    refused(&broker, &sensor("one"), 0x86);
-    Client::connect(&broker, &sensor("two")).disconnect();
+    refused(&broker, &sensor("hush-one"), 0x86);
+    Client::connect(&broker, &sensor("hush-two")).disconnect();
     let operator = Operator::login(&broker);
     assert_eq!(operator.get("/api/mqtt/client/credentials/info").ok()["totalCount"], 2);
     std::fs::write(&path, file.replace("userName: sensor", "userNam: sensor")).unwrap();
     let refused = start.allow_log("credentials.yml").try_start();
     let (status, log) = refused.err().expect("the file is faulty");
     assert!(!status.success() && log.contains("credentials.yml") && log.contains("userNam"));
-    assert!(!log.contains("one"), "no password in the log: {log}");
+    assert!(!log.contains("hush"), "no password in the log: {log}");
 }
 
 // --- anonymous clients
