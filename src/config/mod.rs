@@ -12,6 +12,7 @@ mod load;
 mod placeholder;
 mod reader;
 mod rooms;
+mod security;
 mod tree;
 
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use placeholder::Env;
 pub struct Config {
     pub service: ServiceConfig,
     pub listener: crate::listener::Config,
+    pub security: crate::security::Config,
     pub session: crate::session::Config,
     pub routing: crate::routing::Config,
     pub delivery: crate::delivery::Config,
