@@ -16,6 +16,7 @@ mod outbox;
 mod packet_ids;
 mod pause;
 mod pull;
+mod socket;
 mod subscriber;
 mod tally;
 mod watermark;
@@ -30,6 +31,7 @@ pub use answers::ClientAck;
 pub use config::Config;
 pub use gate::Gate;
 pub use outbox::{AckOut, OpenCursor, Outbox};
+pub use socket::Socket;
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use writer::write;
 

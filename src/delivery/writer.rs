@@ -115,5 +115,6 @@ async fn write_all(
         outbox.left(written);
     }
     metrics::DELIVERY.observe(buffer.age());
+    buffer.recycle();
     Ok(())
 }

@@ -8,6 +8,7 @@
 
 mod bind;
 mod config;
+mod halves;
 mod networks;
 mod places;
 mod proxy;

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use super::bind::Accepted;
+use super::halves::WriteHalf;
 use super::networks::Networks;
 use super::places::{Admitted, House, Opening, Place};
 use super::stream::Stream;
@@ -127,8 +128,10 @@ type In<S> = (S, Box<Arrival>, Option<Box<Admitted>>);
 /// that an idle connection does not carry it.
 pub(super) async fn plain(stream: TcpStream, entry: Box<Entry>, place: Place, sessions: Sessions) {
     let entered = Box::pin(entry.tcp(stream)).await;
-    let Some((stream, arrival, admitted)) = entered else { return };
+    let Some((stream, mut arrival, admitted)) = entered else { return };
     let (read, write) = stream.into_split();
+    let write = WriteHalf::new(write);
+    arrival.socket = Some(write.socket());
     sessions.serve(read, write, arrival).await;
     drop((admitted, place));
 }
@@ -191,6 +194,7 @@ impl Entry {
             peer,
             max_packet_bytes: way.max_packet_bytes as u32,
             connect_by,
+            socket: None,
             displaced: Box::pin(async move { opening.displaced().await }),
         })
     }

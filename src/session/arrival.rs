@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::delivery::Socket;
 use crate::telemetry::Door;
 
 /// What TLS says of the other end.
@@ -46,6 +47,8 @@ pub struct Arrival {
     pub max_packet_bytes: u32,
     /// When its CONNECT has to be complete.
     pub connect_by: Instant,
+    /// Where the stream has one: what fits into it at once needs no writer task.
+    pub socket: Option<Arc<dyn Socket>>,
     /// Resolves when the listener needs its place before that; dropped with the CONNECT.
     pub displaced: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
@@ -60,6 +63,6 @@ impl Arrival {
     /// A connection that no listener will call back.
     pub fn of(peer: Peer, max_packet_bytes: u32, connect_by: Instant) -> Box<Self> {
         let displaced = Box::pin(std::future::pending());
-        Box::new(Self { peer, max_packet_bytes, connect_by, displaced })
+        Box::new(Self { peer, max_packet_bytes, connect_by, socket: None, displaced })
     }
 }

@@ -64,7 +64,7 @@ where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let Arrival { peer, max_packet_bytes: max_bytes, connect_by, displaced } = *arrival;
+    let Arrival { peer, max_packet_bytes: max_bytes, connect_by, socket, displaced } = *arrival;
     let mut buffer = ReadBuffer::default();
     let first = first_packet(&mut buffer, &mut read, max_bytes);
     let first = tokio::select! {
@@ -104,6 +104,9 @@ where
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
+    if let Some(socket) = socket {
+        claimed.conn.outbox.write_by(socket);
+    }
     let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
     let connected = Counted::one(&metrics::CONNECTED_SESSIONS);
     let encrypted = is_encrypted.then(|| Counted::one(&metrics::CONNECTED_SSL_SESSIONS));

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::dice::Dice;
 use crate::plan::{Medium, PACKET_MAX, Plan};
 use crate::power::{Image, Link, Power, PowerDisk};
+use crate::shared::Shared;
 
 /// What survives while the node is down.
 pub(crate) enum Media {
@@ -66,10 +67,12 @@ impl Machine {
                 let (ours, theirs) = tokio::io::duplex(pipe);
                 let link = Link { stream: theirs, power: Arc::clone(&socket.power) };
                 let (read, write) = tokio::io::split(link);
+                let write = Shared::new(write);
                 let sessions = socket.sessions.clone();
                 let peer = Peer { door: Door::Tcp, address: None, tls: None };
                 let connect_by = Instant::now() + Duration::from_secs(10);
-                let arrival = Arrival::of(peer, PACKET_MAX as u32, connect_by);
+                let mut arrival = Arrival::of(peer, PACKET_MAX as u32, connect_by);
+                arrival.socket = Some(write.socket());
                 let serve = async move { sessions.serve(read, write, arrival).await };
                 socket.serving.retain(|serving| !serving.is_finished());
                 socket.serving.push(task::spawn("session", serve));
