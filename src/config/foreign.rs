@@ -105,7 +105,7 @@ pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[
 ];
 /// Keys whose values are shown to nobody.
 pub(super) const SECRETS: &[&str] =
-    &["security.admin.password", "security.jwt.tokenSigningKey", "security.mqtt.jwt.secret"];
+    &["security.admin.password", "security.jwt.signing-key", "security.mqtt.jwt.secret"];
 /// What is shown instead.
 pub(super) const SECRET: &str = "(secret)";
 const OFF: &[&str] = &["", "false"];
