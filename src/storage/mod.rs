@@ -11,7 +11,9 @@ pub mod embedded;
 pub mod memory;
 pub mod ports;
 pub mod record;
+pub mod redis;
 
+pub use self::redis::{Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret};
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};
