@@ -13,7 +13,9 @@ pub mod ports;
 pub mod record;
 pub mod redis;
 
-pub use self::redis::{Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret};
+pub use self::redis::{
+    IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
+};
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};

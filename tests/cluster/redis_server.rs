@@ -1,7 +1,7 @@
 //! A real redis-server for one test: its own folder, a free port, gone with its guard.
 
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -48,12 +48,36 @@ impl RedisServer {
         server
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.port
+    /// A replica that has caught up.
+    pub(crate) fn replica_of(master: &Self) -> Self {
+        let to = format!("127.0.0.1 {}", master.port);
+        let (host, port) = to.split_once(' ').expect("two words");
+        let options = ["--appendonly", "yes", "--appendfsync", "always", "--replicaof", host, port];
+        let replica = Self::with(&options);
+        replica.in_step_with(master);
+        replica
     }
 
-    pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
+    /// Waits until this replica has everything its master has.
+    pub(crate) fn in_step_with(&self, master: &Self) {
+        let field = |text: String, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.map(|value| value.trim().to_owned())
+        };
+        eventually("a replica in step", || {
+            let ours = self.try_ask(&["INFO", "replication"])?;
+            let theirs = master.try_ask(&["INFO", "replication"])?;
+            let up = field(ours.clone(), "master_link_status")? == "up";
+            let at = field(ours, "slave_repl_offset")?;
+            (up && at == field(theirs, "master_repl_offset")?).then_some(())
+        });
+    }
+
+    /// Runs as a master where another one was, with its own data: what a failover looks like.
+    pub(crate) fn take_place_of(&mut self, other: &Self) {
+        self.port = other.port;
+        self.options.truncate(4);
+        self.run();
     }
 
     pub(crate) fn settings(&self) -> RedisSettings {

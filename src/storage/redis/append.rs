@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use redis::{Cmd, Pipeline, Value};
 
 use super::entry::encode;
@@ -25,7 +24,29 @@ const AGAIN: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Appender {
     shards: Arc<Shards>,
-    rolled_back: RwLock<bool>,
+}
+
+/// Why runs were not taken.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// A master is of another term than those that were asked for.
+    Term,
+    Error(StorageError),
+}
+
+impl From<StorageError> for Refused {
+    fn from(error: StorageError) -> Self {
+        Refused::Error(error)
+    }
+}
+
+impl Refused {
+    pub(super) fn into_error(self) -> StorageError {
+        match self {
+            Refused::Term => unavailable("a Redis master changed; the log is read again first"),
+            Refused::Error(error) => error,
+        }
+    }
 }
 
 struct Run {
@@ -35,21 +56,16 @@ struct Run {
 
 impl Appender {
     pub(super) fn new(shards: Arc<Shards>) -> Self {
-        Self { shards, rolled_back: RwLock::new(false) }
-    }
-
-    /// A master was lost, and what it had may not be back yet.
-    pub(super) fn rolled_back(&self) -> bool {
-        *self.rolled_back.read()
+        Self { shards }
     }
 
     /// Appends to whoever is master. With `terms`, only to masters of these terms: a copy that
     /// reached another one could hide that older copies are missing there.
     pub(super) async fn append(
         &self,
-        appends: Vec<QueueAppend>,
+        appends: &[QueueAppend],
         terms: Option<&[Term]>,
-    ) -> Result<Vec<Appended>, StorageError> {
+    ) -> Result<Vec<Appended>, Refused> {
         let prefix = &self.shards.settings.prefix;
         let named = appends.iter().enumerate();
         let mut left: Vec<Run> =
@@ -71,7 +87,7 @@ impl Appender {
             for (shard, mut runs) in shards {
                 while !runs.is_empty() {
                     let rest = runs.split_off(runs.len().min(QUEUES));
-                    let again = self.send(&shard, runs, &appends, terms, &mut answers).await?;
+                    let again = self.send(&shard, runs, appends, terms, &mut answers).await?;
                     left.extend(again);
                     runs = rest;
                 }
@@ -80,7 +96,7 @@ impl Appender {
                 return Ok(answers);
             }
         }
-        Err(unavailable("the masters of Redis Cluster change"))
+        Err(unavailable("the masters of Redis Cluster change").into())
     }
 
     async fn send(
@@ -90,10 +106,10 @@ impl Appender {
         appends: &[QueueAppend],
         terms: Option<&[Term]>,
         answers: &mut [Appended],
-    ) -> Result<Vec<Run>, StorageError> {
+    ) -> Result<Vec<Run>, Refused> {
         let link = self.shards.link(shard, Purpose::Append).await?;
         if terms.is_some_and(|terms| !terms.contains(&link.term)) {
-            return Err(unavailable("a Redis master changed; what it may lack is replayed first"));
+            return Err(Refused::Term);
         }
         let mut pipe = Pipeline::with_capacity(runs.len());
         for run in &runs {
@@ -103,10 +119,10 @@ impl Appender {
             Ok(values) => values,
             Err(error) => {
                 shard.give_up(Purpose::Append, &link);
-                return Err(error);
+                return Err(error.into());
             }
         };
-        self.sort_out(shard, &link, runs, values, answers).await
+        Ok(self.sort_out(shard, &link, runs, values, answers).await?)
     }
 
     fn command(&self, names: &Names, append: &QueueAppend) -> Cmd {

@@ -21,7 +21,7 @@ use super::link::{Link, Term, unavailable};
 use super::script::Script;
 use super::shards::{Purpose, Shard, Shards};
 use crate::storage::{AppendOutcome, AppendSink, IdRun, Position, StorageError};
-use crate::telemetry::{Direction, DropReason, dropped};
+use crate::telemetry::{Direction, DropReason, dropped, metrics};
 
 /// Calls of one pipeline.
 const CALLS: usize = 256;
@@ -471,6 +471,7 @@ async fn replicated(link: &Link) -> Result<(), StorageError> {
         if link.replicated(WAIT).await? {
             return Ok(());
         }
+        metrics::REDIS_REPLICA_LATE.inc();
         // The replica may be gone for good, which only the master knows.
         if !link.role().await?.master {
             return Err(unavailable("Redis is not a master any more"));

@@ -14,10 +14,12 @@ mod key;
 mod known;
 mod lane;
 mod link;
+mod projection;
 mod queues;
 mod script;
 mod settings;
 mod shards;
+mod standing;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+pub use self::projection::{IsLive, Projected, Projector};
 pub use self::settings::{RedisAddress, RedisKind, RedisSettings, RedisTls, Secret};
 
 use self::append::Appender;
@@ -32,9 +35,10 @@ use self::bucket::RedisBucket;
 use self::key::Names;
 use self::lane::{Call, Tell, What};
 use self::queues::RedisQueues;
-use self::shards::{Purpose, Shards};
-use super::{DeviceQueues, QueueKey, StorageError, TokenBucket};
+use self::shards::{Purpose, Shards, watch};
+use super::{Committed, DeviceQueues, Position, QueueKey, QueueState, StorageError, TokenBucket};
 use crate::mqtt::ClientId;
+use crate::telemetry::task;
 
 /// The running backend; must be made inside a Tokio runtime. Dropping it ends it as a crash does.
 #[derive(Debug)]
@@ -52,6 +56,7 @@ impl Redis {
         for shard in redis.shards.masters() {
             redis.shards.link(&shard, Purpose::Session).await?;
         }
+        redis.shards.standing.settled();
         Ok(redis)
     }
 
@@ -59,6 +64,7 @@ impl Redis {
     pub fn start(settings: RedisSettings) -> Self {
         let shards = Arc::new(Shards::new(settings));
         shards.masters().iter().for_each(|shard| shards.start(shard));
+        shards.also(task::spawn("redis watch", watch(Arc::clone(&shards))));
         let appender = Appender::new(Arc::clone(&shards));
         let queues = Arc::new(RedisQueues { shards: Arc::clone(&shards), appender });
         Self { shards, queues }
@@ -66,6 +72,32 @@ impl Redis {
 
     pub fn queues(&self) -> Arc<dyn DeviceQueues> {
         Arc::clone(&self.queues) as Arc<dyn DeviceQueues>
+    }
+
+    /// Opens a queue for the connection that holds `epoch`: calls of connections with a lower one
+    /// change nothing from here on.
+    pub async fn open_as(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        epoch: u64,
+    ) -> Result<QueueState, StorageError> {
+        self.queues.open_as(queue.clone(), incarnation, epoch).await
+    }
+
+    /// The consumer's side of one partition of `tbmq.msg.persisted`, and where it begins to read.
+    /// An error when a master is away: then what it lacks is not known, and the caller tries again.
+    pub async fn projector(
+        &self,
+        committed: &Committed,
+        is_live: IsLive,
+    ) -> Result<(Projector, Position), StorageError> {
+        Projector::open(Arc::clone(&self.queues), committed, is_live).await
+    }
+
+    /// `None` when every master answers, else one sentence for health.
+    pub fn trouble(&self) -> Option<String> {
+        self.shards.standing.trouble()
     }
 
     pub fn bucket(&self) -> Arc<dyn TokenBucket> {

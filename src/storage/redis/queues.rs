@@ -6,7 +6,7 @@ use redis::Value;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::append::Appender;
+use super::append::{Appender, Refused};
 use super::entry::Decoder;
 use super::key::Names;
 use super::known::{Exact, Held};
@@ -64,7 +64,7 @@ impl RedisQueues {
     ) -> Result<QueueState, StorageError> {
         let names = self.names(&queue);
         let tag = names.tag;
-        let rolled_back = self.appender.rolled_back();
+        let rolled_back = self.shards.standing.rolled_back();
         let open = |tell| What::Open { rolled_back, tell };
         let value = self.ask(names, incarnation, epoch, open).await?;
         let Value::Array(fields) = value else { return Err(damaged()) };
@@ -90,6 +90,11 @@ impl RedisQueues {
         });
         self.shards.known.opened(tag, Held { depth: number(5)?, epoch, exact });
         Ok(state)
+    }
+
+    /// The queue was opened for somebody else.
+    pub(super) fn forget(&self, queue: &QueueKey) {
+        self.shards.known.closed(self.names(queue).tag);
     }
 
     async fn page(
@@ -175,7 +180,9 @@ impl DeviceQueues for RedisQueues {
         &self,
         appends: Vec<QueueAppend>,
     ) -> BoxFuture<'_, Result<Vec<Appended>, StorageError>> {
-        Box::pin(self.appender.append(appends, None))
+        Box::pin(
+            async move { self.appender.append(&appends, None).await.map_err(Refused::into_error) },
+        )
     }
 
     fn read(
@@ -233,6 +240,7 @@ impl DeviceQueues for RedisQueues {
     fn remove(&self, queue: &QueueKey, incarnation: u64) {
         let names = self.names(queue);
         self.shards.known.closed(names.tag);
+        self.shards.standing.removed(&names, incarnation);
         self.push(Call { names, incarnation, epoch: 0, what: What::Remove });
     }
 

@@ -80,6 +80,9 @@ pub struct RedisSettings {
     pub connect_timeout: Duration,
     /// A call that takes longer has failed, and its connection is given up.
     pub read_timeout: Duration,
+    /// Longer than a replica can be behind its master: when a master changed, the log is read again
+    /// from what was applied so long ago.
+    pub replica_lag: Duration,
     /// Stands before every key; without braces.
     pub prefix: Arc<str>,
     /// DEV-5.
@@ -102,6 +105,7 @@ impl Default for RedisSettings {
             client_name: None,
             connect_timeout: Duration::from_secs(2),
             read_timeout: Duration::from_secs(3),
+            replica_lag: Duration::from_secs(60),
             prefix: Arc::from(""),
             queue_limit: 10_000,
             queue_ttl: Duration::from_secs(604_800),

@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use super::key::SLOTS;
 use super::known::Known;
-use super::lane::{Lane, drive};
+use super::lane::{Call, Lane, What, drive};
 use super::link::{Link, connect, unavailable};
 use super::settings::{RedisAddress, RedisKind, RedisSettings};
+use super::standing::Standing;
 use crate::storage::StorageError;
 use crate::telemetry::task;
 
@@ -50,6 +51,11 @@ struct LinkSlot {
     connecting: tokio::sync::Mutex<()>,
 }
 
+/// Every master is asked how it is so often.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// And a cluster for its table.
+const TABLE_EVERY: u32 = 10;
+
 #[derive(Debug)]
 struct Table {
     /// Every master there ever was, so that one that comes back is the same.
@@ -67,6 +73,7 @@ pub(super) struct Shards {
     /// When the table was last asked for.
     refreshed: tokio::sync::Mutex<Option<Instant>>,
     pub(super) known: Arc<Known>,
+    pub(super) standing: Standing,
     /// The lanes' tasks; `None`: the backend has ended.
     tasks: Mutex<Option<Vec<JoinHandle<()>>>>,
 }
@@ -79,6 +86,18 @@ impl Shard {
             session: Lane::new(Purpose::Session),
             durable: Lane::new(Purpose::Durable),
         })
+    }
+
+    /// For people.
+    pub(super) fn name(&self) -> String {
+        self.address.as_ref().map_or_else(|| "master".to_owned(), ToString::to_string)
+    }
+
+    /// The connections whose server is to be asked how it is.
+    fn linked(&self) -> Vec<(Purpose, Arc<Link>)> {
+        let all = [Purpose::Append, Purpose::Session, Purpose::Durable];
+        let of = |purpose| Some((purpose, self.links[purpose as usize].current.lock().clone()?));
+        all.into_iter().filter_map(of).collect()
     }
 
     /// The connection failed or its server is no master any more.
@@ -96,12 +115,14 @@ impl Shards {
             RedisKind::Standalone(_) | RedisKind::Sentinel { .. } => None,
             RedisKind::Cluster { nodes, .. } => nodes.first().cloned(),
         };
+        let standing = Standing::new(settings.replica_lag);
         let table = Table { shards: vec![Shard::new(first)], masters: vec![0], slots: Vec::new() };
         Self {
             settings,
             table: RwLock::new(Arc::new(table)),
             refreshed: tokio::sync::Mutex::default(),
             known: Arc::default(),
+            standing,
             tasks: Mutex::new(Some(Vec::new())),
         }
     }
@@ -113,6 +134,14 @@ impl Shards {
         for purpose in [Purpose::Session, Purpose::Durable] {
             let lane = drive(Arc::clone(self), Arc::clone(shard), purpose);
             tasks.push(task::spawn("redis lane", lane));
+        }
+    }
+
+    /// A task that ends with the backend.
+    pub(super) fn also(&self, task: JoinHandle<()>) {
+        match self.tasks.lock().as_mut() {
+            Some(tasks) => tasks.push(task),
+            None => task.abort(),
         }
     }
 
@@ -148,14 +177,57 @@ impl Shards {
         if let Some(link) = current() {
             return Ok(link);
         }
+        let link = match self.open(shard).await {
+            Ok(link) => Arc::new(link),
+            Err(error) => {
+                self.standing.away(&shard.name(), &error);
+                return Err(error);
+            }
+        };
+        self.standing.back(&shard.name());
+        *slot.current.lock() = Some(Arc::clone(&link));
+        if self.standing.saw(link.term) {
+            self.remove_again();
+        }
+        Ok(link)
+    }
+
+    async fn open(&self, shard: &Shard) -> Result<Link, StorageError> {
         let address = self.master(shard).await?;
         let patience = self.settings.connect_timeout + self.settings.read_timeout;
         let opened = tokio::time::timeout(patience, Link::open(&self.settings, &address)).await;
-        let link =
-            opened.map_err(|_| unavailable(format!("Redis at {address} does not answer")))?;
-        let link = Arc::new(link?);
-        *slot.current.lock() = Some(Arc::clone(&link));
-        Ok(link)
+        opened.map_err(|_| unavailable(format!("Redis at {address} does not answer")))?
+    }
+
+    /// A master that took another's place may lack what was removed last.
+    fn remove_again(&self) {
+        for (names, incarnation) in self.standing.removals() {
+            let shard = self.of_slot(names.slot);
+            shard.session.push(Call { names, incarnation, epoch: 0, what: What::Remove });
+        }
+    }
+
+    /// Whether a shard is well.
+    async fn look(&self, shard: &Shard) -> bool {
+        let mut links = shard.linked();
+        if links.is_empty() {
+            match self.link(shard, Purpose::Session).await {
+                Ok(link) => links.push((Purpose::Session, link)),
+                Err(_) => return false,
+            }
+        }
+        let mut well = true;
+        for (purpose, link) in links {
+            let error = match link.role().await {
+                Ok(role) if role.master && role.term == link.term => continue,
+                Ok(_) => unavailable("Redis is not the master that it was"),
+                Err(error) => error,
+            };
+            well = false;
+            shard.give_up(purpose, &link);
+            self.standing.away(&shard.name(), &error);
+        }
+        well
     }
 
     async fn master(&self, shard: &Shard) -> Result<RedisAddress, StorageError> {
@@ -269,6 +341,28 @@ impl Shards {
         }
         *table = Arc::new(Table { shards, masters, slots });
         fresh
+    }
+}
+
+/// Looks at every master: one that hangs, or is none any more, is left; the numbers of replicas are
+/// kept.
+pub(super) async fn watch(shards: Arc<Shards>) {
+    let mut round = 0_u32;
+    loop {
+        let masters = shards.masters();
+        shards.standing.only(&masters.iter().map(|shard| shard.name()).collect::<Vec<_>>());
+        let mut well = true;
+        for shard in masters {
+            well &= shards.look(&shard).await;
+        }
+        if well {
+            shards.standing.settled();
+        }
+        round += 1;
+        if !well || round.is_multiple_of(TABLE_EVERY) {
+            shards.refresh().await;
+        }
+        tokio::time::sleep(WATCH_EVERY).await;
     }
 }
 
