@@ -12,6 +12,7 @@ pub mod memory;
 pub mod ports;
 pub mod record;
 pub mod redis;
+mod settle;
 
 pub use self::redis::{
     IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
@@ -21,8 +22,9 @@ pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,
+    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
     PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
     StorageError, Table, TokenBucket,
 };
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
+pub use settle::{Settled, Unwatched, once};

@@ -134,7 +134,7 @@ async fn a_consumer_that_starts_behind_a_change_begins_at_the_horizon() {
         let (mut projector, _) = projector(&redis, &Committed::default()).await;
         let mut source = Source::new(records(&[queue.clone()], 0, 20));
         source.drain(&mut projector).await.unwrap();
-        Committed { position: at(20), state: projector.state() }
+        Committed { position: at(20), state: projector.state(), ..Committed::default() }
     };
     let redis = Redis::connect(settings(&server)).await.unwrap();
     let (_, begin) = projector(&redis, &committed).await;
