@@ -10,6 +10,7 @@ mod foreign;
 mod load;
 mod placeholder;
 mod reader;
+mod redis;
 mod rooms;
 mod tree;
 

@@ -8,5 +8,6 @@
 mod redis_contract;
 mod redis_faults;
 mod redis_kit;
+mod redis_memory;
 mod redis_projection;
 mod redis_server;

@@ -44,10 +44,9 @@ impl Source {
 
     async fn drain_patiently(&mut self, projector: &mut Projector) -> usize {
         let start = std::time::Instant::now();
-        let mut went_back = 0;
         loop {
             match self.drain(projector).await {
-                Ok(times) => return went_back + times,
+                Ok(times) => return times,
                 Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
