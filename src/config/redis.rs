@@ -144,7 +144,7 @@ mod tests {
             ("REDIS_SSL_USER_CERT_FILE", "me.pem"),
             ("REDIS_SSL_USER_KEY_FILE", "me.key"),
             ("REDIS_USERNAME", "u"),
-            ("REDIS_PASSWORD", "hidden"),
+            ("REDIS_PASSWORD", "s3cret"),
             ("CACHE_PREFIX", "mine:"),
         ];
         let loaded = with(&env).unwrap();
@@ -152,7 +152,7 @@ mod tests {
         let client = Some(("me.pem".into(), "me.key".into()));
         assert_eq!(read.tls, Some(RedisTls { ca: Some("ca.pem".into()), client }));
         assert_eq!((read.username.as_deref(), &*read.prefix), (Some("u"), "mine:"));
-        assert!(!format!("{loaded:?}").contains("hidden"), "a password is printed nowhere");
+        assert!(!format!("{loaded:?}").contains("s3cret"), "a password is printed nowhere");
         assert!(loaded.changed.iter().any(|changed| changed.key == "redis.password"));
     }
 

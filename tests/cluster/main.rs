@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
 mod redis_contract;
+mod redis_failover;
 mod redis_faults;
 mod redis_kit;
 mod redis_memory;
