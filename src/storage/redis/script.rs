@@ -14,19 +14,20 @@ pub(super) enum Script {
     Bucket,
 }
 
+/// What every script of a queue begins with, and parts in the order in which they run.
 macro_rules! of_a_queue {
-    ($file:literal) => {
-        concat!(include_str!("lua/prelude.lua"), "\n", include_str!($file))
+    ($($part:literal),+) => {
+        concat!(include_str!("lua/core.lua"), $("\n", include_str!($part)),+)
     };
 }
 
 pub(super) const ALL: [(Script, &str); 8] = [
-    (Script::Open, of_a_queue!("lua/open.lua")),
-    (Script::Append, of_a_queue!("lua/append.lua")),
-    (Script::Read, of_a_queue!("lua/read.lua")),
-    (Script::Ack, of_a_queue!("lua/ack.lua")),
-    (Script::Received, of_a_queue!("lua/received.lua")),
-    (Script::Reserve, of_a_queue!("lua/reserve.lua")),
+    (Script::Open, of_a_queue!("lua/list.lua", "lua/open.lua")),
+    (Script::Append, of_a_queue!("lua/append.lua", "lua/list.lua", "lua/append_trim.lua")),
+    (Script::Read, of_a_queue!("lua/read.lua", "lua/list.lua", "lua/read_parked.lua")),
+    (Script::Ack, of_a_queue!("lua/ack.lua", "lua/list.lua", "lua/ack_scattered.lua")),
+    (Script::Received, of_a_queue!("lua/list.lua", "lua/received.lua")),
+    (Script::Reserve, of_a_queue!("lua/list.lua", "lua/reserve.lua")),
     (Script::Remove, of_a_queue!("lua/remove.lua")),
     (Script::Bucket, include_str!("lua/bucket.lua")),
 ];
