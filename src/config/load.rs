@@ -214,9 +214,9 @@ impl Gathered {
         let changed = self.values.into_iter().filter(|(_, given)| given.text != given.built_in);
         let changed = changed
             .map(|(key, given)| {
-                // What is printed is copied into tickets.
-                let hidden = key.to_ascii_lowercase().ends_with("password");
-                let value = if hidden { "(hidden)".to_owned() } else { given.text };
+                // A secret is not for a terminal or a log.
+                let is_secret = key.ends_with("password") && !given.text.is_empty();
+                let value = if is_secret { "(secret)".to_owned() } else { given.text };
                 Changed { key, value, origin: given.origin }
             })
             .collect();

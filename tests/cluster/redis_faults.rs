@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice::storage::contract::Inbox;
-use sluice::storage::{Appended, QueueKey, Redis, RedisSettings, StorageError};
+use sluice::storage::{
+    Appended, QueueKey, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, StorageError,
+};
 
 use crate::redis_kit::{all, client, copy, id_run, patiently, texts, until};
 use crate::redis_server::RedisServer;
@@ -186,4 +188,26 @@ async fn an_acl_user_is_enough() {
     let queue = client("c");
     fill(&redis, &queue, 2).await;
     assert_eq!(texts(&*redis.queues(), &queue).await, ["0", "1"]);
+}
+
+/// TLS both ways: a certificate of another authority, or none, is nobody.
+#[tokio::test]
+async fn tls_both_ways() {
+    let (server, folder) = RedisServer::with_tls();
+    let kind =
+        RedisKind::Standalone(RedisAddress { host: "localhost".into(), port: server.port() });
+    let client = Some((folder.join("me.pem"), folder.join("me.key")));
+    let tls = RedisTls { ca: Some(folder.join("ca.pem")), client };
+    let settings = RedisSettings { kind, tls: Some(tls.clone()), ..RedisSettings::default() };
+    let redis = Redis::connect(settings.clone()).await.unwrap();
+    let queue = crate::redis_kit::client("c");
+    fill(&redis, &queue, 2).await;
+    assert_eq!(texts(&*redis.queues(), &queue).await, ["0", "1"]);
+    let nobody = RedisTls { client: None, ..tls.clone() };
+    let refused = RedisSettings { tls: Some(nobody), ..settings.clone() };
+    assert!(Redis::connect(refused).await.is_err(), "a client without a certificate");
+    let stranger = RedisTls { ca: Some(folder.join("me.pem")), ..tls };
+    let refused = RedisSettings { tls: Some(stranger), ..settings };
+    assert!(Redis::connect(refused).await.is_err(), "a server of another authority");
+    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -57,6 +57,38 @@ impl RedisServer {
         server
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// One that takes only TLS, and only who has a certificate of its authority. The second answer
+    /// is the folder of `ca.pem`, `me.pem` and `me.key`.
+    pub(crate) fn with_tls() -> (Self, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder").keep();
+        let script = "
+            new='req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
+            openssl $new -x509 -days 3650 -subj /CN=authority -keyout ca.key -out ca.pem
+            echo subjectAltName=DNS:localhost > names
+            for who in me server; do
+                openssl $new -subj /CN=localhost -keyout $who.key -out $who.csr
+                openssl x509 -req -in $who.csr -CA ca.pem -CAkey ca.key -CAcreateserial \\
+                    -days 3650 -extfile names -out $who.pem
+            done";
+        let mut shell = Command::new("sh");
+        shell.args(["-ec", script]).current_dir(&folder).stderr(Stdio::null());
+        assert!(shell.status().expect("a shell").success(), "openssl is installed");
+        let port = free_port();
+        let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
+        let (certificate, key) = (path("server.pem"), path("server.key"));
+        let mut tls = vec!["--tls-port".to_owned(), port.to_string()];
+        tls.extend(["--tls-cert-file".to_owned(), certificate, "--tls-key-file".to_owned(), key]);
+        tls.extend(["--tls-ca-cert-file".to_owned(), path("ca.pem")]);
+        let tls: Vec<&str> = tls.iter().map(String::as_str).collect();
+        let mut server = Self::with(&tls);
+        server.port = port;
+        (server, folder)
+    }
+
     /// A replica that has caught up.
     pub(crate) fn replica_of(master: &Self) -> Self {
         let to = format!("127.0.0.1 {}", master.port);
