@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use super::fault::{Fault, Origin};
-use crate::telemetry::RateWindows;
+use crate::limits::RateWindows;
 
 /// One key's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,9 +134,16 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Windows of messages and of bytes.
     pub(super) fn rate(&mut self, key: &'static str) -> RateWindows {
-        let form = "messages:seconds,messages:seconds,…".into();
+        let form = "messages:seconds,bytes:bytes:seconds,…".into();
         self.read(key, form, RateWindows::parse)
+    }
+
+    /// Windows of `things`.
+    pub(super) fn counts(&mut self, key: &'static str, things: &str) -> RateWindows {
+        let form = format!("{things}:seconds,{things}:seconds,…");
+        self.read(key, form, RateWindows::parse_counts)
     }
 
     /// Names out of `known`, or `*` for all; tells for each whether it is there.

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use super::reader::Reader;
 use super::{Config, ServiceConfig};
-use crate::limits::KB;
+use crate::limits::{KB, RateWindows};
 use crate::session::TotalRate;
 use crate::storage::{EmbeddedConfig, SyncMode};
-use crate::telemetry::RateWindows;
 use crate::{admin, delivery, limits, listener, routing, session, storage, telemetry};
 
 const U32_MAX: u64 = u32::MAX as u64;
@@ -130,12 +129,13 @@ fn rate(r: &mut Reader<'_>, enabled: &'static str, windows: &'static str) -> Opt
 }
 
 fn total_rate(r: &mut Reader<'_>) -> Option<TotalRate> {
-    let windows = rate(r, "mqtt.rate-limits.total.enabled", "mqtt.rate-limits.total.config");
+    let enabled = r.flag("mqtt.rate-limits.total.enabled");
+    let windows = r.counts("mqtt.rate-limits.total.config", "messages");
     let block_size = r.limit("mqtt.rate-limits.total.block-size", "tokens", U32_MAX);
     let lease_return = r
         .limit("mqtt.rate-limits.total.lease-return-ms", "ms", 3_600_000)
         .map(Duration::from_millis);
-    windows.map(|windows| TotalRate { windows, block_size, lease_return })
+    enabled.then_some(TotalRate { windows, block_size, lease_return })
 }
 
 fn routing(r: &mut Reader<'_>) -> routing::Config {
@@ -150,11 +150,12 @@ fn routing(r: &mut Reader<'_>) -> routing::Config {
         ),
         retained_max_count: r.limit("mqtt.retain-msg.max-count", "messages", PIB),
         retained_max_bytes: r.limit("mqtt.retain-msg.max-bytes", "bytes", PIB),
-        device_persisted_rate: rate(
-            r,
-            "mqtt.rate-limits.device-persisted-messages.enabled",
-            "mqtt.rate-limits.device-persisted-messages.config",
-        ),
+        device_persisted_rate: {
+            let enabled = r.flag("mqtt.rate-limits.device-persisted-messages.enabled");
+            let key = "mqtt.rate-limits.device-persisted-messages.config";
+            let windows = r.counts(key, "messages");
+            enabled.then_some(windows)
+        },
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::telemetry::RateWindows;
+use crate::limits::RateWindows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {

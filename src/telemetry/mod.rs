@@ -15,7 +15,7 @@ mod stats;
 pub mod task;
 mod throttle;
 
-pub use config::{Config, RateWindow, RateWindows};
+pub use config::Config;
 pub use counted::Counted;
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
 pub use logging::{DEFAULT_FILTER, LoggingError, init as init_logging};
