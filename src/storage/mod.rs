@@ -10,6 +10,7 @@ pub mod contract;
 pub mod embedded;
 pub mod memory;
 pub mod ports;
+mod quota;
 pub mod record;
 
 pub use config::{Config, EmbeddedConfig, SyncMode};
@@ -21,4 +22,5 @@ pub use ports::{
     PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
     StorageError, Table, TokenBucket,
 };
+pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
