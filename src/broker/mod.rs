@@ -2,6 +2,7 @@
 //! order: the only place that names a concrete backend (invariant 9).
 
 mod health;
+mod limits;
 mod node;
 mod storage;
 

@@ -83,7 +83,8 @@ impl Loaded {
         let Loaded { sessions, parts, log, committed, consumer } = self;
         let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
         let replayed = log.end(0).offset;
-        let mut tasks = vec![task::spawn("dispatcher", routing::run(consumer, parts))];
+        let mut tasks = super::limits::drive(&parts.limits);
+        tasks.push(task::spawn("dispatcher", routing::run(consumer, parts)));
         if committed.position.offset < replayed {
             progress.reached(replayed).await;
         }
@@ -97,6 +98,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
     Ok(Parts {
+        limits: Arc::new(super::limits::limits(config, stores)),
         subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
         slots,
         retained: Arc::new(RetainedTable::new(
@@ -124,6 +126,7 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
         retained: Arc::clone(&parts.retained),
         judge: Arc::clone(&parts.judge),
         progress: Arc::clone(&parts.progress),
+        limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
     }
 }

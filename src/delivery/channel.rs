@@ -13,7 +13,7 @@ use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
 use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
-use super::{Config, Outgoing, Settings};
+use super::{Config, Outgoing, Settings, Toll};
 use crate::codec::PublishHead;
 use crate::mqtt::{Delivery, PacketId, QoS};
 use crate::storage::{Batch, IdRun, MessageRef, QueueKey};
@@ -203,13 +203,16 @@ impl Channel {
     }
 
     /// A copy that comes from no queue.
-    pub(super) fn offer(&mut self, copy: &Outgoing<'_>, config: &Config) {
+    pub(super) fn offer(&mut self, copy: &Outgoing<'_>, config: &Config, toll: &mut Toll<'_>) {
         if self.closing {
             return telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, 1);
         }
         self.note_live(copy);
         if !self.marks.is_writable() {
             return telemetry::dropped(DropReason::ChannelNotWritable, Direction::Outbound, 1);
+        }
+        if !toll.pays(copy) {
+            return telemetry::dropped(DropReason::RateLimits, Direction::Outbound, 1);
         }
         let waits = self.delayed() > 0 || self.credit.left() == 0;
         if copy.delivery.qos.is_acknowledged() && waits {
@@ -286,6 +289,7 @@ impl Channel {
                 index: next.message.index(),
                 delivery: next.delivery,
                 subscription_ids: &next.subscription_ids,
+                paid: true,
             };
             self.send_with_new_id(&copy);
         }

@@ -17,6 +17,7 @@ mod pause;
 mod pull;
 mod subscriber;
 mod tally;
+mod toll;
 mod watermark;
 mod writer;
 
@@ -29,6 +30,7 @@ pub use answers::ClientAck;
 pub use config::Config;
 pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
+pub use toll::Toll;
 pub use writer::write;
 
 use crate::mqtt::{ClientId, Delivery, ProtocolVersion};
@@ -57,4 +59,6 @@ pub struct Outgoing<'a> {
     pub index: usize,
     pub delivery: Delivery,
     pub subscription_ids: &'a [u32],
+    /// Charged at admission, or with the cursor that brings it: it pays no toll.
+    pub paid: bool,
 }

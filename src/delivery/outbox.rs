@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::answers::Receiving;
 use super::backlog::Backlog;
 use super::channel::Channel;
-use super::{Config, Outgoing, Settings};
+use super::{Config, Outgoing, Settings, Toll};
 use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{DeviceQueues, QueueKey, QueueState};
@@ -88,10 +88,10 @@ impl Outbox {
     }
 
     /// Offers copies that come from no queue: one lock, one wake-up.
-    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>) {
+    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>, toll: &mut Toll<'_>) {
         let mut channel = self.channel.lock();
         for copy in copies {
-            channel.offer(&copy, &self.config);
+            channel.offer(&copy, &self.config, toll);
         }
         let wake = !channel.out.is_empty();
         channel.tell();

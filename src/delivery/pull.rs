@@ -196,6 +196,7 @@ impl Outbox {
             index: message.message.index(),
             delivery: message.delivery,
             subscription_ids: &message.subscription_ids,
+            paid: true,
         };
         // A QoS 2 exchange that may have begun goes on, whatever its expiry: the receiver may hold
         // its id, and would take the next message under it for a repeat (QOS-08).
@@ -219,5 +220,6 @@ fn outgoing(entry: &QueueEntry) -> Outgoing<'_> {
         index: entry.message.index(),
         delivery: entry.delivery,
         subscription_ids: &entry.subscription_ids,
+        paid: true,
     }
 }

@@ -8,12 +8,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::charges::Admitted;
 use super::judge::Judge;
+use super::limits::Limits;
 use super::retained_table::RetainedTable;
 use super::runs::{Copy, Runs};
 use super::subscriptions::{Entry, Inner, Subscriptions};
 use super::{Pick, Standing, Subscriber, Turn};
-use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots};
+use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots, Toll};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{
     Appended, Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, MessageRef, Position,
@@ -77,6 +79,7 @@ pub struct Parts {
     pub judge: Arc<Judge>,
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
+    pub limits: Arc<Limits>,
     /// `mqtt.shared-subscriptions.skip-non-writable`.
     pub turn: Turn,
     /// What copies without a Subscription Identifier share.
@@ -252,12 +255,14 @@ impl Parts {
     /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
     async fn hand_over(&self, batch: &LogBatch, stretch: Range<usize>, runs: &Runs) {
         let started = Instant::now();
+        let mut admitted = self.admit_queued(batch, &stretch, runs).await;
+        let mut purse = self.purse(runs).await;
         let mut queued = self.direct_copies(batch, stretch);
         for run in runs.iter() {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
             let SlotView { incarnation, persistent, outbox } = slot.view();
             if persistent {
-                let entries = self.entries(batch, &run.copies);
+                let entries = self.entries(batch, &run.copies, &mut admitted);
                 if !entries.is_empty() {
                     let queue = QueueKey::Client(slot.client_id().clone());
                     let append = QueueAppend { queue, incarnation, entries };
@@ -266,7 +271,11 @@ impl Parts {
             }
             let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
             match outbox {
-                Some(outbox) => outbox.offer(live.map(|copy| outgoing(batch, copy))),
+                Some(outbox) => {
+                    let outgoing_rate = self.outgoing_rate(&slot);
+                    let mut toll = Toll { outgoing: outgoing_rate, purse: &mut purse };
+                    outbox.offer(live.map(|copy| outgoing(batch, copy)), &mut toll);
+                }
                 // A QoS 0 copy for a session that is away: nobody was promised it.
                 None if persistent => {}
                 None => {
@@ -275,6 +284,7 @@ impl Parts {
                 }
             }
         }
+        self.give_change(purse);
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
         if !queued.is_empty() {
             self.enqueue(queued).await;
@@ -316,8 +326,20 @@ impl Parts {
         }
     }
 
-    fn entries(&self, batch: &LogBatch, copies: &[Copy]) -> Vec<QueueEntry> {
+    fn entries(
+        &self,
+        batch: &LogBatch,
+        copies: &[Copy],
+        admitted: &mut Admitted,
+    ) -> Vec<QueueEntry> {
         let queued = copies.iter().filter(|copy| copy.is_queued());
+        let queued = queued.filter(|copy| {
+            let takes = admitted.takes(copy);
+            if !takes {
+                telemetry::dropped(DropReason::RateLimits, Direction::Outbound, 1);
+            }
+            takes
+        });
         let mut entries = Vec::with_capacity(copies.len());
         entries.extend(queued.map(|copy| {
             let (position, publishes) = item(batch, copy);
@@ -394,5 +416,6 @@ fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {
         index: copy.index as usize,
         delivery: copy.delivery,
         subscription_ids: copy.ids(),
+        paid: copy.is_of_group(),
     }
 }

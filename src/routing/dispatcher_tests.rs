@@ -85,7 +85,8 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
         judge: Arc::new(Judge::default()),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::default()),
-        turn: Turn::NextConnected,
+        limits: Arc::default(),
+            turn: Turn::NextConnected,
         no_ids: Arc::from([]),
     };
     let progress = Arc::clone(&parts.progress);

@@ -7,11 +7,14 @@
 //! (invariant 8).
 
 mod config;
+mod charges;
 mod dispatcher;
+mod fan_out;
 mod id_table;
 mod index;
 mod judge;
 mod label;
+mod limits;
 mod retained;
 mod retained_table;
 mod rows;
@@ -26,6 +29,7 @@ pub use config::Config;
 pub use dispatcher::{Parts, Progress, run};
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
+pub use limits::Limits;
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
 pub use rows::{SubscriptionRow, decode_row, encode_row};

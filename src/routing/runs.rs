@@ -71,6 +71,10 @@ impl Copy {
         self
     }
 
+    pub(super) fn is_of_group(&self) -> bool {
+        self.shared
+    }
+
     pub(super) fn ids(&self) -> &[u32] {
         match &self.ids {
             Ids::None => &[],

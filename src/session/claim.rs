@@ -95,6 +95,9 @@ pub(super) async fn claim(
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
     let slot = context.slots.ensure(&ask.client_id);
+    if slot.is_persistent() != persistent {
+        context.subscriptions.touch();
+    }
     slot.set(SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) });
     if persistent {
         let queue = QueueKey::Client(ask.client_id.clone());

@@ -11,7 +11,7 @@ use super::budget::Budget;
 use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
-use crate::routing::{Judge, Progress, RetainedTable, Subscriptions};
+use crate::routing::{Judge, Limits, Progress, RetainedTable, Subscriptions};
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, PublishLog};
 
 /// The handles a session needs; made once, by the broker.
@@ -27,6 +27,7 @@ pub struct Handles {
     pub retained: Arc<RetainedTable>,
     pub judge: Arc<Judge>,
     pub progress: Arc<Progress>,
+    pub limits: Arc<Limits>,
     pub retained_expiry_period: std::time::Duration,
 }
 

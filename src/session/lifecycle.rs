@@ -14,7 +14,7 @@ use crate::routing::SubscriptionRow;
 use crate::storage::{
     AppendOutcome, Batch, BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
 };
-use crate::telemetry::{clock, metrics, task};
+use crate::telemetry::{self, Direction, DropReason, clock, metrics, task};
 
 /// How long to wait before a Will that could not be stored is tried again.
 const WILL_RETRY: Duration = Duration::from_millis(500);
@@ -147,6 +147,9 @@ fn publish_will(
 ) {
     let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
     let batch = will.batch(Arc::new(publisher));
+    if !may_publish(context, &batch) {
+        return;
+    }
     let retained = will.retained(&context.retained, &batch);
     metrics::WILLS_PUBLISHED.inc();
     let mut open = append_will(context, &batch, retained.as_ref());
@@ -158,6 +161,19 @@ fn publish_will(
             open = append_will(&context, &batch, retained.as_ref());
         }
     });
+}
+
+/// Wills are charged like publishes (QUO-2); one beyond the budget is lost, and counted.
+fn may_publish(context: &Context, will: &Batch) -> bool {
+    let Some(quota) = &context.limits.throughput else { return true };
+    let (view, publisher) = (will.view(0), &will.publisher().client_id);
+    let cost = 1 + context.subscriptions.fan_out(view.topic, view.qos, publisher);
+    let charged = quota.take_now(cost).is_some();
+    if !charged {
+        metrics::LIMITED_TOTAL.inc();
+        telemetry::dropped(DropReason::RateLimits, Direction::Inbound, 1);
+    }
+    charged
 }
 
 fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {

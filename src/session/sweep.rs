@@ -41,6 +41,7 @@ async fn keep_alive(context: Arc<Context>) {
         });
         metrics::ALL_CLIENT_SESSIONS.set(context.registry.sessions() as i64);
         context.budget.tell();
+        context.limits.sweep();
     }
 }
 

@@ -81,6 +81,7 @@ impl Node {
             judge: Arc::new(Judge::default()),
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
+            limits: Arc::default(),
             turn: Turn::NextConnected,
             no_ids: Arc::from([]),
         };
@@ -96,6 +97,7 @@ impl Node {
             retained: Arc::clone(&parts.retained),
             judge: Arc::clone(&parts.judge),
             progress: Arc::clone(&parts.progress),
+            limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");

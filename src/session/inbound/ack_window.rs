@@ -16,7 +16,7 @@ use crate::mqtt::ReasonCode;
 use crate::routing::RetainedTable;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
-use crate::storage::{AppendOutcome, AppendSink, MessageRef};
+use crate::storage::{AppendOutcome, AppendSink, Charge, MessageRef, Quota};
 use crate::telemetry::metrics;
 
 /// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
@@ -28,6 +28,7 @@ pub(in crate::session) struct AckWindow {
     open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
     retained: Arc<RetainedTable>,
+    quota: Option<Arc<Quota>>,
     inner: Mutex<Inner>,
     /// Something settled: there is room again.
     progress: Notify,
@@ -56,6 +57,7 @@ struct Pending {
     messages: usize,
     bytes: usize,
     retained: Vec<MessageRef>,
+    charge: Charge,
     since: Instant,
 }
 
@@ -81,6 +83,8 @@ pub(super) struct Load {
     pub(super) waits: u8,
     /// Retained messages in it, which the table awaits.
     pub(super) retained: Vec<MessageRef>,
+    /// What the quota was charged for it.
+    pub(super) charge: Charge,
 }
 
 impl AckWindow {
@@ -90,11 +94,12 @@ impl AckWindow {
         open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
         retained: Arc<RetainedTable>,
+        quota: Option<Arc<Quota>>,
     ) -> Arc<Self> {
         let exchanges = open_ids.lock().len();
         let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
         let progress = Notify::new();
-        Arc::new(Self { conn, is_v5, open_ids, budget, retained, inner, progress })
+        Arc::new(Self { conn, is_v5, open_ids, budget, retained, quota, inner, progress })
     }
 
     /// Enters an append before it is handed to the log; gives its ticket.
@@ -114,6 +119,7 @@ impl AckWindow {
             messages: load.messages,
             bytes: load.bytes,
             retained: load.retained,
+            charge: load.charge,
             since: Instant::now(),
         });
         if inner.pending.len() == 1 {
@@ -243,6 +249,10 @@ impl AppendSink for AckWindow {
         match pending.failed {
             None => metrics::PUBLISHED_SUCCESSFUL.add(pending.messages as u64),
             Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),
+        }
+        if let (Some(AppendOutcome::NotStored), Some(quota)) = (pending.failed, &self.quota) {
+            // QUO-2. In doubt it stays charged: it may be routed yet (design decision 16).
+            quota.give_back(pending.charge);
         }
         if pending.failed.is_some() {
             pending.retained.iter().for_each(|one| unawaited(&self.retained, &one.view()));

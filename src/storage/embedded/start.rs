@@ -138,6 +138,7 @@ fn stores(parts: &Checkpointer, driver: Driver, config: &EmbeddedSettings) -> St
         tables: Arc::new(tables),
         queues: Arc::new(queues),
         bucket: Arc::new(LocalBucket::new(&config.bucket)),
+        device_bucket: Arc::new(LocalBucket::new(&config.device_bucket)),
     }
 }
 
