@@ -34,7 +34,6 @@ const KEYS: &[(&str, Why)] = &[
     ("listener.wss.", Why::NotYet),
     ("logging.", Why::Never),
     ("management.", Why::Never),
-    ("mqtt.application-clients-limit", Why::NotYet),
     ("mqtt.blocked-client.", Why::NotYet),
     ("mqtt.buffered-delivery.", Why::Never),
     ("mqtt.buffered-msg-count", Why::Never),
@@ -95,19 +94,13 @@ pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[
     ("listener.ssl.enabled", "LISTENER_SSL_ENABLED", OFF),
     ("listener.tcp.proxy_enabled", "MQTT_TCP_PROXY_PROTOCOL_ENABLED", OFF),
     ("listener.wss.enabled", "LISTENER_WSS_ENABLED", OFF),
-    ("mqtt.application-clients-limit", "MQTT_APPLICATION_CLIENTS_LIMIT", &["", "0"]),
     ("server.ssl.enabled", "SSL_ENABLED", OFF),
 ];
 const OFF: &[&str] = &["", "false"];
 
 /// Keys that are read and checked, while what they ask for comes with a later version: (key, its
 /// value when nothing is asked for).
-pub(super) const NOT_ENFORCED: &[(&str, &str)] = &[
-    ("mqtt.rate-limits.device-persisted-messages.enabled", "false"),
-    ("mqtt.rate-limits.incoming-publish.enabled", "false"),
-    ("mqtt.rate-limits.outgoing-publish.enabled", "false"),
-    ("mqtt.rate-limits.total.enabled", "false"),
-];
+pub(super) const NOT_ENFORCED: &[(&str, &str)] = &[("mqtt.application-clients-limit", "0")];
 
 pub(super) fn why(key: &str) -> Option<Why> {
     let fits = |pattern: &str| {

@@ -146,6 +146,19 @@ impl<'a> Reader<'a> {
         self.read(key, form, RateWindows::parse_counts)
     }
 
+    /// The same; `None` when empty.
+    pub(super) fn counts_or_none(
+        &mut self,
+        key: &'static str,
+        things: &str,
+    ) -> Option<RateWindows> {
+        let form = format!("{things}:seconds,{things}:seconds,… or empty");
+        self.read(key, form, |text| match text {
+            "" => Some(None),
+            text => RateWindows::parse_counts(text).map(Some),
+        })
+    }
+
     /// Names out of `known`, or `*` for all; tells for each whether it is there.
     pub(super) fn names<const N: usize>(
         &mut self,

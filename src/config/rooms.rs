@@ -77,7 +77,16 @@ fn listener(r: &mut Reader<'_>) -> listener::Config {
         max_connections: r
             .limit("listener.max_connections", "connections", 10_000_000)
             .map(|n| n as usize),
+        connection_rate: connection_rate(r),
     }
+}
+
+fn connection_rate(r: &mut Reader<'_>) -> listener::ConnectionRateConfig {
+    let enabled = r.flag("listener.connection-rate.enabled");
+    let node = r.counts_or_none("listener.connection-rate.config", "connections");
+    let source = r.counts_or_none("listener.connection-rate.per-ip-config", "connections");
+    let config = listener::ConnectionRateConfig { node, source };
+    if enabled { config } else { listener::ConnectionRateConfig::default() }
 }
 
 fn session(r: &mut Reader<'_>) -> session::Config {
@@ -102,6 +111,7 @@ fn session(r: &mut Reader<'_>) -> session::Config {
             .limit("mqtt.subscription.max-per-client", "subscriptions", U32_MAX)
             .map(|n| n as usize),
         sessions_limit: r.limit("mqtt.sessions-limit", "sessions", U32_MAX),
+        application_clients_limit: r.limit("mqtt.application-clients-limit", "clients", U32_MAX),
         max_session_expiry_secs: r
             .limit("mqtt.client-session-expiry.max-expiry-interval", "s", U32_MAX - 1)
             .map(|n| n as u32),
@@ -242,7 +252,8 @@ fn admin(r: &mut Reader<'_>) -> admin::Config {
 fn telemetry(r: &mut Reader<'_>) -> telemetry::Config {
     let enabled = r.flag("stats.enabled");
     let period = millis(r, "stats.print-interval-ms", 1000, 86_400_000);
-    telemetry::Config { stats_period: enabled.then_some(period) }
+    let ledger = r.flag("mqtt.dropped-msg.enabled");
+    telemetry::Config { stats_period: enabled.then_some(period), ledger }
 }
 
 /// What must hold between values that are each right by themselves.

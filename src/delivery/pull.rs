@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::answers::{RESERVE_TICKET, release};
-use super::channel::{Channel, Reservation, Sent, count_unsent};
+use super::channel::{Channel, Reservation, Sent};
 use super::out_buffer::OutBuffer;
 use super::packet_ids::{InFlight, Stage};
 use super::{Outbox, Outgoing};
@@ -64,7 +64,7 @@ impl Outbox {
             match channel.send(&outgoing(entry), Some(id), false) {
                 Sent::Yes => channel.book(id, seq, entry.delivery),
                 unsent => {
-                    count_unsent(unsent);
+                    channel.count_unsent(unsent, &outgoing(entry));
                     self.give_up(&channel, seq);
                 }
             }
@@ -206,7 +206,7 @@ impl Outbox {
         match sent {
             Sent::Yes => channel.book(id, message.seq, message.delivery),
             unsent => {
-                count_unsent(unsent);
+                channel.count_unsent(unsent, &copy);
                 self.give_up(channel, message.seq);
             }
         }

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::ConnectionRateConfig;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `None` when the listener is switched off.
@@ -14,6 +16,8 @@ pub struct Config {
     /// Connections at once, over all listeners; `None`: as many as there are file descriptors.
     /// More wait in the kernel's accept queue.
     pub max_connections: Option<usize>,
+    /// How fast connections may come. Faster: closed before a byte is read.
+    pub connection_rate: ConnectionRateConfig,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,9 @@
 //! to a new session task. Who calls: the broker binds and starts it. Never: a look into a packet.
 
 mod config;
+mod rate;
 mod tcp;
 
 pub use config::{Config, TcpConfig};
+pub use rate::{ConnectionRate, ConnectionRateConfig};
 pub use tcp::{BindError, Tcp};

@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Config, TcpConfig};
+use super::{Config, ConnectionRate, TcpConfig};
 use crate::limits::{LISTEN_BACKLOG, NOTSENT_LOWAT_BYTES};
 use crate::session::Sessions;
 use crate::telemetry::{metrics, task};
@@ -32,6 +32,7 @@ pub struct Tcp {
     config: Config,
     tcp: TcpConfig,
     permits: Arc<Semaphore>,
+    rate: ConnectionRate,
 }
 
 impl Tcp {
@@ -41,7 +42,8 @@ impl Tcp {
         let most = Semaphore::MAX_PERMITS;
         let permits = config.max_connections.unwrap_or(most).min(most);
         let permits = Arc::new(Semaphore::new(permits));
-        Ok(Self { listener, config: config.clone(), tcp: tcp.clone(), permits })
+        let rate = ConnectionRate::new(&config.connection_rate);
+        Ok(Self { listener, config: config.clone(), tcp: tcp.clone(), permits, rate })
     }
 
     /// Where it listens: the port is known even when any was asked for.
@@ -58,7 +60,9 @@ impl Tcp {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
                     tracing::trace!(stop = 1, %peer, "accepted");
-                    self.hand_over(stream, peer, permit, &sessions);
+                    if self.rate.admit(peer.ip()) {
+                        self.hand_over(stream, peer, permit, &sessions);
+                    }
                 }
                 Err(error) => {
                     metrics::CONNECTION_REFUSED.inc();
@@ -129,6 +133,7 @@ mod tests {
             so_receive_buffer_bytes: Some(BYTES),
             so_send_buffer_bytes: None,
             max_connections: None,
+            connection_rate: crate::listener::ConnectionRateConfig::default(),
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let listener = bind(&config, address).expect("a free port");

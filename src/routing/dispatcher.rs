@@ -205,8 +205,9 @@ impl Parts {
                     }
                     Pick::Nobody => {
                         nobody = true;
-                        let reason = DropReason::NoSubscribers;
-                        telemetry::dropped(reason, Direction::Outbound, 1);
+                        let (why, by) = (DropReason::NoSubscribers, batch.publisher());
+                        let client = by.client_id.as_str();
+                        telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
                     }
                 }
             },
@@ -227,7 +228,8 @@ impl Parts {
         tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
         // A group's copy that nobody could take is counted already.
         if runs.copies() == before && !nobody {
-            telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
+            let reason = DropReason::NoSubscribers;
+            telemetry::dropped_of(reason, Direction::Inbound, client.as_str(), view.topic, 1);
         }
     }
 
@@ -262,7 +264,7 @@ impl Parts {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
             let SlotView { incarnation, persistent, outbox } = slot.view();
             if persistent {
-                let entries = self.entries(batch, &run.copies, &mut admitted);
+                let entries = self.entries(batch, &run.copies, &mut admitted, &slot);
                 if !entries.is_empty() {
                     let queue = QueueKey::Client(slot.client_id().clone());
                     let append = QueueAppend { queue, incarnation, entries };
@@ -279,8 +281,7 @@ impl Parts {
                 // A QoS 0 copy for a session that is away: nobody was promised it.
                 None if persistent => {}
                 None => {
-                    let lost = live.count() as u64;
-                    telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                    live.for_each(|copy| lost(DropReason::SessionEnded, &slot, batch, copy));
                 }
             }
         }
@@ -310,7 +311,14 @@ impl Parts {
                 let lost = append.entries.len() as u64;
                 metrics::DEVICE_TOTAL.add(lost);
                 metrics::DEVICE_FAILED.add(lost);
-                telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                let client = match &append.queue {
+                    QueueKey::Client(id) => id.as_str(),
+                    QueueKey::Group(name) => name,
+                };
+                for entry in &append.entries {
+                    let (why, topic) = (DropReason::SessionEnded, entry.message.view().topic);
+                    telemetry::dropped_of(why, Direction::Outbound, client, topic, 1);
+                }
                 continue;
             };
             let taken = (append.entries.len() - skipped) as u64;
@@ -331,12 +339,13 @@ impl Parts {
         batch: &LogBatch,
         copies: &[Copy],
         admitted: &mut Admitted,
+        slot: &Slot,
     ) -> Vec<QueueEntry> {
         let queued = copies.iter().filter(|copy| copy.is_queued());
         let queued = queued.filter(|copy| {
             let takes = admitted.takes(copy);
             if !takes {
-                telemetry::dropped(DropReason::RateLimits, Direction::Outbound, 1);
+                lost(DropReason::RateLimits, slot, batch, copy);
             }
             takes
         });
@@ -407,6 +416,13 @@ fn item<'a>(batch: &'a LogBatch, copy: &Copy) -> (Position, &'a Arc<Batch>) {
             (*position, publishes)
         }
     }
+}
+
+/// One copy that its recipient will not get.
+fn lost(reason: DropReason, of: &Slot, batch: &LogBatch, copy: &Copy) {
+    let (_, publishes) = item(batch, copy);
+    let topic = publishes.view(copy.index as usize).topic;
+    telemetry::dropped_of(reason, Direction::Outbound, of.client_id().as_str(), topic, 1);
 }
 
 fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {

@@ -86,7 +86,7 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::default()),
         limits: Arc::default(),
-            turn: Turn::NextConnected,
+        turn: Turn::NextConnected,
         no_ids: Arc::from([]),
     };
     let progress = Arc::clone(&parts.progress);

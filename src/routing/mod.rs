@@ -6,8 +6,8 @@
 //! Never: waiting for one slow client; Tokio or a clock in the index structures themselves
 //! (invariant 8).
 
-mod config;
 mod charges;
+mod config;
 mod dispatcher;
 mod fan_out;
 mod id_table;

@@ -8,6 +8,7 @@ use super::conn::{Conn, End};
 use super::context::Context;
 use super::inbound::Exchanges;
 use super::lifecycle;
+use super::places::Place;
 use super::registry::{Locked, Session};
 use super::rows::WillRow;
 use super::settle;
@@ -50,10 +51,10 @@ pub(super) async fn claim(
     let locked = tokio::time::timeout_at(deadline, context.registry.lock(&ask.client_id)).await;
     let mut locked = locked.map_err(|_| ReasonCode::ServerUnavailable)?;
     let now_ms = clock::wall_ms();
-    let is_new = locked.session().is_none();
-    if is_new && over_limit(context) {
-        return Err(ReasonCode::QuotaExceeded);
-    }
+    let place = match locked.session() {
+        Some(_) => None,
+        None => Some(place(context)?),
+    };
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
@@ -65,7 +66,7 @@ pub(super) async fn claim(
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
     let conn = Conn::new(ask.client_id.clone(), epoch, Arc::clone(&outbox), ask.keep_alive_s);
     let conn = Arc::new(conn);
-    let session = Session {
+    let mut session = Session {
         incarnation,
         epoch,
         version: ask.settings.version,
@@ -76,6 +77,7 @@ pub(super) async fn claim(
         open_ids: Arc::clone(&open_ids),
         timer_ms: None,
         stored: persistent || ask.will.is_some(),
+        place,
     };
     let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
     if let Some((earlier, _)) = &earlier {
@@ -87,6 +89,9 @@ pub(super) async fn claim(
         earlier.own(*epoch);
     }
     stored?;
+    if let Some(old) = locked.session() {
+        session.place = old.place.take();
+    }
     let old = locked.session().replace(session);
     displace(context, &ask.client_id, old, resumes, now_ms);
     if ask.will.is_some() {
@@ -114,10 +119,12 @@ pub(super) async fn claim(
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
 }
 
-fn over_limit(context: &Context) -> bool {
-    // The entry of the client that asks is in the registry already.
-    let sessions = || context.registry.sessions() as u64;
-    context.config.sessions_limit.is_some_and(|limit| sessions() > limit)
+/// A place for one more session, if there may be one.
+fn place(context: &Context) -> Result<Place, ReasonCode> {
+    context.places.take(context.config.sessions_limit).ok_or_else(|| {
+        metrics::LIMITED_SESSIONS.inc();
+        ReasonCode::QuotaExceeded
+    })
 }
 
 impl Ask {

@@ -39,6 +39,8 @@ pub struct Config {
     pub max_subscriptions_per_client: Option<usize>,
     /// Sessions, connected or not; `None`: no limit. More: CONNACK 0x97 (v3: 3).
     pub sessions_limit: Option<u64>,
+    /// Persistent APPLICATION clients; `None`: no limit. More: CONNACK 0x97 (v3: 3).
+    pub application_clients_limit: Option<u64>,
     /// Cap of a v5 Session Expiry Interval; `None`: no cap.
     pub max_session_expiry_secs: Option<u32>,
     /// Life of an idle v3 persistent session; `None`: for ever.

@@ -237,7 +237,7 @@ impl SessionTask {
         }
         match step {
             Step::Read | Step::Flush => {}
-            Step::Charge => return self.settle_charge().await,
+            Step::Charge => return self.inbound.settle_charge(&self.conn).await,
             Step::Subscribe(packet) => return self.subscribe(packet).await,
             Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
             Step::End(end) => return Err(end),
@@ -360,19 +360,6 @@ impl SessionTask {
             }
         }
         None
-    }
-
-    /// Waits for the quota's answer, at most as long as its bucket may take; the keep-alive clock
-    /// stands still (IN-5).
-    async fn settle_charge(&mut self) -> Result<(), End> {
-        self.conn.set_held(true);
-        let end = tokio::select! {
-            biased;
-            end = self.conn.ended() => Some(end),
-            () = self.inbound.settle_charge() => None,
-        };
-        self.conn.set_held(false);
-        end.map_or(Ok(()), Err)
     }
 
     fn subscriber(&self) -> Subscriber<'_> {

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use super::Config;
 use super::budget::Budget;
+use super::places::Places;
 use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
@@ -41,6 +42,7 @@ impl std::fmt::Debug for Handles {
 pub(super) struct Context {
     handles: Handles,
     pub(super) registry: Registry,
+    pub(super) places: Places,
     pub(super) budget: Arc<Budget>,
     pub(super) timers: Timers,
     last_epoch: AtomicU64,
@@ -73,6 +75,7 @@ impl Context {
         let budget = Arc::new(Budget::new(handles.config.inbound_budget_bytes));
         Arc::new(Self {
             registry: Registry::default(),
+            places: Places::default(),
             budget,
             timers: Timers::default(),
             last_epoch: AtomicU64::new(0),

@@ -171,7 +171,8 @@ fn may_publish(context: &Context, will: &Batch) -> bool {
     let charged = quota.take_now(cost).is_some();
     if !charged {
         metrics::LIMITED_TOTAL.inc();
-        telemetry::dropped(DropReason::RateLimits, Direction::Inbound, 1);
+        let (why, client) = (DropReason::RateLimits, publisher.as_str());
+        telemetry::dropped_of(why, Direction::Inbound, client, view.topic, 1);
     }
     charged
 }
@@ -275,6 +276,8 @@ pub(super) fn load(
         open_ids: Arc::default(),
         timer_ms: None,
         stored: true,
+        // What exists stays, also when the limit was lowered.
+        place: context.places.take(None),
     };
     if session.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();

@@ -15,6 +15,7 @@ mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
+mod places;
 mod read_buffer;
 mod registry;
 mod retained_replay;

@@ -10,6 +10,7 @@ use tokio::sync::{Mutex as Gate, OwnedMutexGuard};
 
 use super::conn::Conn;
 use super::inbound::Exchanges;
+use super::places::Place;
 use super::rows::WillRow;
 use crate::mqtt::{ClientId, ProtocolVersion};
 
@@ -32,6 +33,8 @@ pub(super) struct Session {
     pub(super) timer_ms: Option<u64>,
     /// A row of it is in the table for good, so its end needs a tombstone.
     pub(super) stored: bool,
+    /// It counts under the limit of sessions.
+    pub(super) place: Option<Place>,
 }
 
 impl Session {
@@ -125,10 +128,6 @@ impl Registry {
         let gate = Arc::new(Gate::new(State { session: Some(session), gone: false }));
         let entry = Arc::new(Entry { client_id: client_id.clone(), gate });
         self.shard(&client_id).lock().insert(client_id, entry);
-    }
-
-    pub(super) fn sessions(&self) -> usize {
-        self.entries.iter().map(|shard| shard.lock().len()).sum()
     }
 
     pub(super) fn connected(&self) -> usize {

@@ -39,7 +39,7 @@ async fn keep_alive(context: Arc<Context>) {
                 conn.end(End::Storage);
             }
         });
-        metrics::ALL_CLIENT_SESSIONS.set(context.registry.sessions() as i64);
+        metrics::ALL_CLIENT_SESSIONS.set(context.places.taken() as i64);
         context.budget.tell();
         context.limits.sweep();
     }

@@ -36,6 +36,7 @@ fn config(inbound_budget_bytes: usize) -> Config {
         allow_root_wildcard: true,
         max_subscriptions_per_client: None,
         sessions_limit: None,
+        application_clients_limit: None,
         max_session_expiry_secs: None,
         v3_session_ttl_secs: None,
         v31_max_client_id_chars: 23,

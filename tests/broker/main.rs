@@ -15,6 +15,7 @@ mod connect;
 mod flow_control;
 mod foreign;
 mod keepalive;
+mod limits;
 mod malformed;
 mod metrics;
 mod ordering;

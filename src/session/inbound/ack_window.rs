@@ -17,7 +17,7 @@ use crate::routing::RetainedTable;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
 use crate::storage::{AppendOutcome, AppendSink, Charge, MessageRef, Quota};
-use crate::telemetry::metrics;
+use crate::telemetry::{self, Direction, DropReason, metrics};
 
 /// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
 /// read (IN-4).
@@ -259,11 +259,9 @@ impl AppendSink for AckWindow {
         }
         if pending.failed.is_some() && pending.acks.is_empty() && pending.messages > 0 {
             // QoS 0 that could not be stored: nobody is told, so it is counted.
-            crate::telemetry::dropped(
-                crate::telemetry::DropReason::InternalError,
-                crate::telemetry::Direction::Inbound,
-                pending.messages as u64,
-            );
+            let (why, lost) = (DropReason::InternalError, pending.messages as u64);
+            let client = self.conn.client_id.as_str();
+            telemetry::dropped_of(why, Direction::Inbound, client, "", lost);
         }
         if ticket == first {
             self.leave(&mut inner);

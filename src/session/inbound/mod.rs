@@ -12,7 +12,7 @@ use ack_window::{Load, Open};
 use charge::{Gate, Ruling};
 pub(super) use open_ids::{Exchanges, OpenId};
 
-use super::conn::End;
+use super::conn::{Conn, End};
 use super::context::Context;
 use crate::codec::{AckKind, DecodeError, Publish};
 use crate::delivery::AckOut;
@@ -170,11 +170,11 @@ impl Inbound {
             }
         }
         if self.is_no_topic(topic) {
-            return self.refuse(publish, ReasonCode::TopicNameInvalid);
+            return self.refuse(topic, publish, ReasonCode::TopicNameInvalid);
         }
         let charge = match self.judge(topic, publish, known.is_some()) {
             Ruling::Admitted(charge) => charge,
-            Ruling::Refused => return self.limited(publish),
+            Ruling::Refused => return self.limited(topic, publish),
             Ruling::Wait => {
                 let counted = publish.packet_id.is_some() && known.is_none();
                 self.hand().exchanges -= usize::from(counted);
@@ -183,7 +183,7 @@ impl Inbound {
         };
         if self.is_over_retained_cap(topic, publish) {
             self.give_back(charge);
-            return self.refuse(publish, ReasonCode::QuotaExceeded);
+            return self.refuse(topic, publish, ReasonCode::QuotaExceeded);
         }
         self.hand().charge = self.hand().charge.and(charge);
         self.admit(topic, publish, known.is_some());
@@ -196,9 +196,17 @@ impl Inbound {
         self.gate.judge(&context.limits, subscriptions, publisher, (topic, publish), begun)
     }
 
-    /// Asks the quota for the packet that has to come again. Cancel safe: yes.
-    pub(super) async fn settle_charge(&mut self) {
-        self.gate.settle(&self.context.limits).await;
+    /// Asks the quota for the packet that has to come again; at most as long as its bucket may
+    /// take, and the keep-alive clock stands still (IN-5). Cancel safe: yes.
+    pub(super) async fn settle_charge(&mut self, conn: &Conn) -> Result<(), End> {
+        conn.set_held(true);
+        let end = tokio::select! {
+            biased;
+            end = conn.ended() => Some(end),
+            () = self.gate.settle(&self.context.limits) => None,
+        };
+        conn.set_held(false);
+        end.map_or(Ok(()), Err)
     }
 
     fn give_back(&self, charge: Charge) {
@@ -239,8 +247,8 @@ impl Inbound {
 
     /// LIM-2, QUO-5: beyond a limit. A v5 client is told, if there is a word for it; v3.x has none,
     /// and its connection ends.
-    fn limited(&mut self, publish: &Publish<'_>) -> Result<Taken, DecodeError> {
-        telemetry::dropped(DropReason::RateLimits, Direction::Inbound, 1);
+    fn limited(&mut self, topic: &str, publish: &Publish<'_>) -> Result<Taken, DecodeError> {
+        self.lost(DropReason::RateLimits, topic, 1);
         if !self.is_v5 {
             return Err(LIMITED_V3);
         }
@@ -251,15 +259,22 @@ impl Inbound {
         Ok(Taken::Yes)
     }
 
-    fn refuse(&mut self, publish: &Publish<'_>, reason: ReasonCode) -> Result<Taken, DecodeError> {
-        telemetry::dropped(
-            match reason {
-                ReasonCode::QuotaExceeded => DropReason::QuotaExceeded,
-                _ => DropReason::DeliveryFailed,
-            },
-            Direction::Inbound,
-            1,
-        );
+    fn lost(&self, reason: DropReason, topic: &str, n: u64) {
+        let client = self.publisher.client_id.as_str();
+        telemetry::dropped_of(reason, Direction::Inbound, client, topic, n);
+    }
+
+    fn refuse(
+        &mut self,
+        topic: &str,
+        publish: &Publish<'_>,
+        reason: ReasonCode,
+    ) -> Result<Taken, DecodeError> {
+        let why = match reason {
+            ReasonCode::QuotaExceeded => DropReason::QuotaExceeded,
+            _ => DropReason::DeliveryFailed,
+        };
+        self.lost(why, topic, 1);
         let Some(id) = publish.packet_id else { return Ok(Taken::Yes) };
         if !self.is_v5 {
             return Err(REFUSED_V3);
@@ -408,8 +423,7 @@ impl Inbound {
         self.give_back(charged);
         let Some(mut hand) = self.hand.take() else { return };
         if hand.unacknowledged > 0 {
-            let lost = hand.unacknowledged;
-            telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
+            self.lost(DropReason::SessionEnded, "", hand.unacknowledged);
         }
         if let Some(batch) = hand.batch.take() {
             let batch = batch.finish();
