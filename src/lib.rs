@@ -8,6 +8,7 @@
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
 //! * [`routing`] (3) from the log to the recipients
+//! * [`plan`] (1) the signed token that says how much a cluster may carry
 //! * [`storage`] (1) what must survive: the ports and their backends
 //! * [`delivery`] (2) one connected client, write side
 //! * [`routing`] (3) log partition → recipients
@@ -28,6 +29,8 @@ pub mod limits;
 pub mod telemetry;
 
 pub mod codec;
+
+pub mod plan;
 
 pub mod storage;
 
