@@ -1,5 +1,5 @@
 //! Room 6: the HTTP door for operators: `/actuator/health`, `/actuator/info`,
-//! `/actuator/prometheus`.
+//! `/actuator/prometheus`, `/api/dropped-messages`, `/api/license/throughput`.
 //!
 //! What comes in: HTTP requests, and a [`HealthSource`] that the broker gives. What goes out:
 //! small replies made from snapshots. The broker binds it last and stops it last, so that health
@@ -9,6 +9,8 @@
 mod config;
 mod connection;
 mod health;
+mod ledger;
+mod license;
 mod routes;
 
 #[cfg(test)]
@@ -24,6 +26,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use crate::limits;
+use crate::plan::Plan;
+use crate::storage::Quota;
 
 pub use config::Config;
 pub use health::{Component, HealthSource, disk};
@@ -34,6 +38,13 @@ pub struct Info {
     pub node_id: Arc<str>,
     /// The storage profile's name.
     pub storage: &'static str,
+}
+
+/// What the replies below `/api` are made of.
+#[derive(Clone, Debug, Default)]
+pub struct Api {
+    pub throughput: Option<Arc<Quota>>,
+    pub plan: Option<Plan>,
 }
 
 /// Why the door could not open.
@@ -57,11 +68,12 @@ impl Admin {
         config: &Config,
         info: Info,
         health: Arc<dyn HealthSource>,
+        api: Api,
     ) -> Result<Admin, BindError> {
         let failed = |fault| BindError { address: config.bind, fault };
         let listener = TcpListener::bind(config.bind).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Admin { listener, address, router: routes::router(config, info, health) })
+        Ok(Admin { listener, address, router: routes::router(config, info, health, api) })
     }
 
     /// Where it listens: the port is known even when any was asked for.

@@ -9,7 +9,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Map, Value, json};
 
-use super::{Component, Config, HealthSource, Info};
+use super::{Api, Component, Config, HealthSource, Info, ledger, license};
 use crate::limits;
 use crate::telemetry::metrics;
 
@@ -19,7 +19,12 @@ struct Health {
     details: bool,
 }
 
-pub(super) fn router(config: &Config, info: Info, source: Arc<dyn HealthSource>) -> Router {
+pub(super) fn router(
+    config: &Config,
+    info: Info,
+    source: Arc<dyn HealthSource>,
+    api: Api,
+) -> Router {
     let mut router = Router::new();
     if config.health {
         let health = Health { source, details: config.health_details };
@@ -31,7 +36,9 @@ pub(super) fn router(config: &Config, info: Info, source: Arc<dyn HealthSource>)
     if config.prometheus {
         router = router.route("/actuator/prometheus", get(prometheus_reply));
     }
-    router.layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES))
+    // A layer that asks for a login stands before these.
+    let api = ledger::router().merge(license::router(api));
+    router.merge(api).layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES))
 }
 
 async fn health_reply(State(health): State<Health>) -> Response {

@@ -15,9 +15,10 @@ use crate::telemetry::task;
 const DEVICE_LEASE_RETURN: Duration = Duration::from_secs(1);
 
 pub(super) fn limits(config: &Config, stores: &Stores) -> Limits {
-    let throughput = config.session.total_rate.as_ref().map(|total| {
+    let total = &config.session.total_rate;
+    let throughput = total.windows.as_ref().map(|windows| {
         let (block, back) = (total.block_size, total.lease_return);
-        let settings = QuotaSettings::new(Purpose::Throughput, &total.windows, block, back);
+        let settings = QuotaSettings::new(Purpose::Throughput, windows, block, back);
         Quota::new(settings, Arc::clone(&stores.bucket))
     });
     let device_queues = config.routing.device_persisted_rate.as_ref().map(|windows| {

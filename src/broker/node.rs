@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
-use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::routing::{self, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn};
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};
 use crate::telemetry::task;
@@ -38,6 +38,7 @@ impl std::fmt::Debug for Loaded {
 pub struct Node {
     sessions: Sessions,
     slots: Arc<Slots>,
+    limits: Arc<Limits>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -58,6 +59,10 @@ impl Node {
     /// Who can receive here, for whoever looks at their outboxes.
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// An orderly end: connections first, then dispatch. The stores are the caller's.
@@ -82,6 +87,7 @@ impl Loaded {
     pub async fn start(self) -> Node {
         let Loaded { sessions, parts, log, committed, consumer } = self;
         let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
+        let limits = Arc::clone(&parts.limits);
         let replayed = log.end(0).offset;
         let mut tasks = super::limits::drive(&parts.limits);
         tasks.push(task::spawn("dispatcher", routing::run(consumer, parts)));
@@ -90,7 +96,7 @@ impl Loaded {
         }
         sessions.adopt_open_ids().await;
         tasks.extend(sessions.start());
-        Node { sessions, slots, tasks }
+        Node { sessions, slots, limits, tasks }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Typed values → each room's `Config`: the only place that knows which key goes where.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
         storage: storage(r),
         admin: admin(r),
         telemetry: telemetry(r),
+        plan_file: r.text("license.file").map(PathBuf::from),
     };
     relations(r, &config);
     config
@@ -128,6 +130,7 @@ fn session(r: &mut Reader<'_>) -> session::Config {
             "mqtt.rate-limits.incoming-publish.client-config",
         ),
         total_rate: total_rate(r),
+        new_sessions_until_ms: None,
     }
 }
 
@@ -138,14 +141,14 @@ fn rate(r: &mut Reader<'_>, enabled: &'static str, windows: &'static str) -> Opt
     enabled.then_some(windows)
 }
 
-fn total_rate(r: &mut Reader<'_>) -> Option<TotalRate> {
+fn total_rate(r: &mut Reader<'_>) -> TotalRate {
     let enabled = r.flag("mqtt.rate-limits.total.enabled");
     let windows = r.counts("mqtt.rate-limits.total.config", "messages");
     let block_size = r.limit("mqtt.rate-limits.total.block-size", "tokens", U32_MAX);
     let lease_return = r
         .limit("mqtt.rate-limits.total.lease-return-ms", "ms", 3_600_000)
         .map(Duration::from_millis);
-    enabled.then_some(TotalRate { windows, block_size, lease_return })
+    TotalRate { windows: enabled.then_some(windows), block_size, lease_return }
 }
 
 fn routing(r: &mut Reader<'_>) -> routing::Config {

@@ -247,7 +247,8 @@ fn a_limit_that_nobody_enforces_yet_is_said_so() {
 fn the_quota_has_a_block_and_a_tick() {
     let loaded = good("", &[("MQTT_TOTAL_RATE_LIMITS_ENABLED", "true")]);
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
-    let total = loaded.config.session.total_rate.unwrap();
+    let total = loaded.config.session.total_rate;
+    assert!(total.windows.is_some());
     assert_eq!(total.block_size, None);
     assert_eq!(total.lease_return, Some(Duration::from_secs(1)));
 }

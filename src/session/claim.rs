@@ -16,7 +16,9 @@ use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
-use crate::telemetry::{clock, metrics, task};
+use crate::telemetry::{Throttle, clock, metrics, task};
+
+static NO_PLAN: Throttle = Throttle::per_minute();
 
 /// What a CONNECT asks for, after it was checked.
 pub(super) struct Ask {
@@ -121,7 +123,13 @@ pub(super) async fn claim(
 
 /// A place for one more session, if there may be one.
 fn place(context: &Context) -> Result<Place, ReasonCode> {
-    context.places.take(context.config.sessions_limit).ok_or_else(|| {
+    let until_ms = context.config.new_sessions_until_ms;
+    let over = until_ms.is_some_and(|until_ms| clock::wall_ms() >= until_ms);
+    if over && let Some(unsaid) = NO_PLAN.ready() {
+        tracing::error!(unsaid, "the plan expired: no new session is taken");
+    }
+    let place = context.places.take(context.config.sessions_limit).filter(|_| !over);
+    place.ok_or_else(|| {
         metrics::LIMITED_SESSIONS.inc();
         ReasonCode::QuotaExceeded
     })

@@ -51,14 +51,18 @@ pub struct Config {
     pub response_info: Option<Arc<str>>,
     /// Publishes of one client (LIM-1); `None`: not limited.
     pub incoming_rate: Option<RateWindows>,
-    /// The whole node's budget (QUO-1, older form); `None`: not limited.
-    pub total_rate: Option<TotalRate>,
+    /// The cluster's budget (QUO-1).
+    pub total_rate: TotalRate,
+    /// Milliseconds of wall clock from which on no new session is taken, for want of a plan:
+    /// CONNACK 0x97 (v3: 3); `None`: always.
+    pub new_sessions_until_ms: Option<u64>,
 }
 
-/// The throughput quota in its older form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The throughput quota.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TotalRate {
-    pub windows: RateWindows,
+    /// `None`: not limited.
+    pub windows: Option<RateWindows>,
     /// Tokens per draw; `None`: a tenth of the sustained rate, at least 1 (QUO-6).
     pub block_size: Option<u64>,
     /// How often unused tokens go back; `None`: never (QUO-7).

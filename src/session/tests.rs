@@ -42,7 +42,8 @@ fn config(inbound_budget_bytes: usize) -> Config {
         v31_max_client_id_chars: 23,
         response_info: None,
         incoming_rate: None,
-        total_rate: None,
+        total_rate: crate::session::TotalRate::default(),
+        new_sessions_until_ms: None,
     }
 }
 
