@@ -53,10 +53,11 @@ pub(super) async fn watch(plan: Plan) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config;
 
     fn config(env: &'static [(&str, &str)]) -> Config {
         let of = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        crate::config::load(None, &of).expect("a good configuration").config
+        config::load(None, &of).expect("a good configuration").config
     }
 
     fn plan(sessions: Option<u32>) -> Plan {

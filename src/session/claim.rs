@@ -53,10 +53,7 @@ pub(super) async fn claim(
     let locked = tokio::time::timeout_at(deadline, context.registry.lock(&ask.client_id)).await;
     let mut locked = locked.map_err(|_| ReasonCode::ServerUnavailable)?;
     let now_ms = clock::wall_ms();
-    let place = match locked.session() {
-        Some(_) => None,
-        None => Some(place(context)?),
-    };
+    let place = place(context, locked.session().as_ref())?;
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
@@ -68,7 +65,7 @@ pub(super) async fn claim(
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
     let conn = Conn::new(ask.client_id.clone(), epoch, Arc::clone(&outbox), ask.keep_alive_s);
     let conn = Arc::new(conn);
-    let mut session = Session {
+    let session = Session {
         incarnation,
         epoch,
         version: ask.settings.version,
@@ -91,9 +88,6 @@ pub(super) async fn claim(
         earlier.own(*epoch);
     }
     stored?;
-    if let Some(old) = locked.session() {
-        session.place = old.place.take();
-    }
     let old = locked.session().replace(session);
     displace(context, &ask.client_id, old, resumes, now_ms);
     if ask.will.is_some() {
@@ -101,11 +95,8 @@ pub(super) async fn claim(
     }
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
-    let slot = context.slots.ensure(&ask.client_id);
-    if slot.is_persistent() != persistent {
-        context.subscriptions.touch();
-    }
-    slot.set(SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) });
+    let view = SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) };
+    show(context, &ask.client_id, view);
     if persistent {
         let queue = QueueKey::Client(ask.client_id.clone());
         match context.queues.open(&queue, incarnation).await {
@@ -121,15 +112,27 @@ pub(super) async fn claim(
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
 }
 
-/// A place for one more session, if there may be one.
-fn place(context: &Context) -> Result<Place, ReasonCode> {
+/// Shows routing how the session stands.
+fn show(context: &Context, client_id: &ClientId, view: SlotView) {
+    let slot = context.slots.ensure(client_id);
+    if slot.is_persistent() != view.persistent {
+        context.subscriptions.touch();
+    }
+    slot.set(view);
+}
+
+/// The session's place, or one for one more session, if there may be one.
+fn place(context: &Context, known: Option<&Session>) -> Result<Arc<Place>, ReasonCode> {
+    if let Some(known) = known {
+        return Ok(Arc::clone(&known.place));
+    }
     let until_ms = context.config.new_sessions_until_ms;
     let over = until_ms.is_some_and(|until_ms| clock::wall_ms() >= until_ms);
     if over && let Some(unsaid) = NO_PLAN.ready() {
         tracing::error!(unsaid, "the plan expired: no new session is taken");
     }
     let place = context.places.take(context.config.sessions_limit).filter(|_| !over);
-    place.ok_or_else(|| {
+    place.map(Arc::new).ok_or_else(|| {
         metrics::LIMITED_SESSIONS.inc();
         ReasonCode::QuotaExceeded
     })

@@ -276,8 +276,7 @@ pub(super) fn load(
         open_ids: Arc::default(),
         timer_ms: None,
         stored: true,
-        // What exists stays, also when the limit was lowered.
-        place: context.places.take(None),
+        place: Arc::new(context.places.take_anyway()),
     };
     if session.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();

@@ -34,6 +34,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
+#[doc(hidden)]
+pub use inbound::{Gate, Ruling};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};

@@ -20,6 +20,12 @@ impl Places {
         Some(Place(Arc::clone(&self.0)))
     }
 
+    /// What exists stays, also when the limit was lowered.
+    pub(super) fn take_anyway(&self) -> Place {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Place(Arc::clone(&self.0))
+    }
+
     pub(super) fn taken(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -34,7 +34,7 @@ pub(super) struct Session {
     /// A row of it is in the table for good, so its end needs a tombstone.
     pub(super) stored: bool,
     /// It counts under the limit of sessions.
-    pub(super) place: Option<Place>,
+    pub(super) place: Arc<Place>,
 }
 
 impl Session {

@@ -16,7 +16,7 @@ const REMEMBERED: usize = 4;
 
 /// What the limits say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ruling {
+pub enum Ruling {
     Admitted(Charge),
     Refused,
     /// The quota has to be asked: [`Gate::settle`], then the same packet again.
@@ -40,7 +40,7 @@ struct Known {
 
 /// One connection's side of the limits. Nothing of it costs memory while they are off.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub struct Gate {
     key: Option<RateKey>,
     waiting: Option<Waiting>,
     known: Option<Box<[Known; REMEMBERED]>>,
@@ -51,13 +51,13 @@ pub(super) struct Gate {
 
 impl Gate {
     /// `resends`: how many exchanges the session may have had open when it was resumed.
-    pub(super) fn new(limits: &Limits, client_id: &ClientId, resends: u16) -> Self {
+    pub fn new(limits: &Limits, client_id: &ClientId, resends: u16) -> Self {
         let key = limits.incoming.as_ref().map(|table| table.key(client_id.as_str()));
         Self { key, waiting: None, known: None, resends }
     }
 
     /// Judges the packet at hand. `begun`: it repeats one that may be stored.
-    pub(super) fn judge(
+    pub fn judge(
         &mut self,
         limits: &Limits,
         subscriptions: &Subscriptions,
@@ -93,7 +93,7 @@ impl Gate {
     }
 
     /// Asks the quota for the packet that waits. Cancel safe: yes.
-    pub(super) async fn settle(&mut self, limits: &Limits) {
+    pub async fn settle(&mut self, limits: &Limits) {
         if let (Some(waiting), Some(quota)) = (&mut self.waiting, &limits.throughput)
             && waiting.answer.is_none()
         {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub(super) use ack_window::AckWindow;
 use ack_window::{Load, Open};
-use charge::{Gate, Ruling};
+pub use charge::{Gate, Ruling};
 pub(super) use open_ids::{Exchanges, OpenId};
 
 use super::conn::{Conn, End};

@@ -73,7 +73,8 @@ impl Quota {
                 slow.scarce_at = pause.then_some(now);
                 slow.back_off_until = pause.then(|| now + self.settings.back_off);
                 if slow.down_since.take().is_some() {
-                    tracing::info!(purpose = ?self.settings.purpose, "the token bucket answers again");
+                    let purpose = self.settings.purpose;
+                    tracing::info!(?purpose, "the token bucket answers again");
                 }
             }
             Err(error) => {
