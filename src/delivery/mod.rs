@@ -15,6 +15,7 @@ mod outbox;
 mod packet_ids;
 mod pause;
 mod pull;
+mod socket;
 mod subscriber;
 mod tally;
 mod watermark;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 pub use answers::ClientAck;
 pub use config::Config;
 pub use outbox::{AckOut, OpenCursor, Outbox};
+pub use socket::Socket;
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use writer::write;
 

@@ -123,7 +123,7 @@ impl Node {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (read, write) = tokio::io::split(theirs);
         let sessions = self.sessions.clone();
-        task::spawn("connection", async move { sessions.serve(read, write, 1 << 16).await });
+        task::spawn("connection", async move { sessions.serve(read, write, None, 1 << 16).await });
         let mut client = Client { stream: ours, level };
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
         if level == 5 {
