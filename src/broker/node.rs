@@ -90,7 +90,8 @@ impl Loaded {
         let limits = Arc::clone(&parts.limits);
         let replayed = log.end(0).offset;
         let mut tasks = super::limits::drive(&parts.limits);
-        tasks.push(task::spawn("dispatcher", routing::run(consumer, parts)));
+        let dispatcher = routing::run(consumer, parts, committed.decided);
+        tasks.push(task::spawn("dispatcher", dispatcher));
         if committed.position.offset < replayed {
             progress.reached(replayed).await;
         }
@@ -112,6 +113,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
             routing.retained_max_bytes,
         )),
         judge: Arc::new(Judge::decode(&committed.state)?),
+        log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::behind(committed.position)),
         turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },

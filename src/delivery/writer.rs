@@ -108,5 +108,6 @@ async fn write_all(
         outbox.left(written);
     }
     metrics::DELIVERY.observe(buffer.age());
+    buffer.recycle();
     Ok(())
 }

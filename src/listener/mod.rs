@@ -4,6 +4,7 @@
 //! to a new session task. Who calls: the broker binds and starts it. Never: a look into a packet.
 
 mod config;
+mod halves;
 mod rate;
 mod tcp;
 

@@ -9,6 +9,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::halves::WriteHalf;
 use super::{Config, ConnectionRate, TcpConfig};
 use crate::limits::{LISTEN_BACKLOG, NOTSENT_LOWAT_BYTES};
 use crate::session::Sessions;
@@ -88,7 +89,9 @@ impl Tcp {
         let (sessions, max_bytes) = (sessions.clone(), self.tcp.max_packet_bytes as u32);
         task::spawn("session", async move {
             let (read, write) = stream.into_split();
-            sessions.serve(read, write, max_bytes).await;
+            let write = WriteHalf::new(write);
+            let socket = write.socket();
+            sessions.serve(read, write, Some(socket), max_bytes).await;
             drop(permit);
         });
     }

@@ -4,31 +4,41 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::dispatcher::Parts;
+use super::dispatcher::{Parts, lost};
 use super::runs::{Copy, Runs};
 use crate::delivery::Slot;
 use crate::limits::{RateKey, RateTable};
 use crate::storage::{LogBatch, Purse};
-use crate::telemetry::metrics;
+use crate::telemetry::{DropReason, metrics};
 
 /// Which copies may enter queues, if not all may: how many of each message still.
 #[derive(Debug, Default)]
 pub(super) struct Admitted(Option<HashMap<(u32, u32), u64, ahash::RandomState>>);
 
 impl Admitted {
-    /// Whether this copy enters its queue.
-    pub(super) fn takes(&mut self, copy: &Copy) -> bool {
-        let Some(left) = &mut self.0 else { return true };
-        let left = left.get_mut(&(copy.item, copy.index));
-        let takes = left.is_some_and(|left| {
-            let some = *left > 0;
-            *left = left.saturating_sub(1);
-            some
-        });
-        if !takes {
-            metrics::LIMITED_DEVICE.inc();
+    /// The copies of one recipient that enter its queue; the others are counted as lost.
+    pub(super) fn of<'a>(
+        &mut self,
+        batch: &LogBatch,
+        slot: &Slot,
+        copies: &'a [Copy],
+    ) -> Vec<&'a Copy> {
+        let mut queued = Vec::with_capacity(copies.len());
+        for copy in copies.iter().filter(|copy| copy.is_queued()) {
+            if self.takes(copy) {
+                queued.push(copy);
+            } else {
+                metrics::LIMITED_DEVICE.inc();
+                lost(DropReason::RateLimits, slot, batch, copy);
+            }
         }
-        takes
+        queued
+    }
+
+    fn takes(&mut self, copy: &Copy) -> bool {
+        let Some(left) = &mut self.0 else { return true };
+        let left = left.get_mut(&(copy.item, copy.index)).filter(|left| **left > 0);
+        left.map(|left| *left -= 1).is_some()
     }
 }
 
@@ -74,7 +84,7 @@ impl Parts {
                 continue;
             };
             let persistent = slot.is_persistent();
-            let pays = |copy: &&Copy| !(copy.is_of_group() || persistent && copy.is_queued());
+            let pays = |copy: &&Copy| !(copy.group.is_some() || persistent && copy.is_queued());
             copies += run.copies.iter().filter(pays).count() as u64;
         }
         if copies == 0 { Purse::EMPTY } else { quota.take_up_to(copies).await }

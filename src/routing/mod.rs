@@ -6,8 +6,10 @@
 //! Never: waiting for one slow client; Tokio or a clock in the index structures themselves
 //! (invariant 8).
 
+mod assign;
 mod charges;
 mod config;
+mod decisions;
 mod dispatcher;
 mod fan_out;
 mod id_table;

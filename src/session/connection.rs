@@ -24,7 +24,7 @@ use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
 use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe};
-use crate::delivery::{self, ClientAck};
+use crate::delivery::{self, ClientAck, Socket};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
 use crate::telemetry::{Counted, metrics, task};
@@ -38,12 +38,17 @@ const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client ma
 
 /// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
 /// so that an idle connection does not carry it.
-pub(super) async fn serve<R, W>(context: Arc<Context>, read: R, write: W, max_bytes: u32)
-where
+pub(super) async fn serve<R, W>(
+    context: Arc<Context>,
+    read: R,
+    write: W,
+    socket: Option<Arc<dyn Socket>>,
+    max_bytes: u32,
+) where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let opened = Box::pin(open(context, read, write, max_bytes)).await;
+    let opened = Box::pin(open(context, read, write, socket, max_bytes)).await;
     let Some((mut session, mut read)) = opened else { return };
     let end = session.run(&mut read).await;
     Box::pin(session.finish(read, end)).await;
@@ -55,6 +60,7 @@ async fn open<R, W>(
     context: Arc<Context>,
     mut read: R,
     mut write: W,
+    socket: Option<Arc<dyn Socket>>,
     max_bytes: u32,
 ) -> Option<(Box<SessionTask>, R)>
 where
@@ -92,6 +98,9 @@ where
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
+    if let Some(socket) = socket {
+        claimed.conn.outbox.write_by(socket);
+    }
     let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
     let connected = Counted::one(&metrics::CONNECTED_SESSIONS);
     let held = Held { serving, writer, connected };
@@ -461,7 +470,7 @@ mod tests {
 
     use super::*;
 
-    fn size<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
+    fn size<A, B, C, D, E, F: Future>(_: impl Fn(A, B, C, D, E) -> F) -> usize {
         size_of::<F>()
     }
 

@@ -20,7 +20,6 @@ mod read_buffer;
 mod registry;
 mod retained_replay;
 mod rows;
-mod settle;
 mod subscribe;
 mod sweep;
 mod timers;
@@ -37,6 +36,7 @@ pub use context::Handles;
 #[doc(hidden)]
 pub use inbound::{Gate, Ruling};
 
+use crate::delivery::Socket;
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};
 
@@ -109,12 +109,19 @@ impl Sessions {
     }
 
     /// Serves one connection until it ends. Cancelling it loses nothing that was acknowledged.
-    pub async fn serve<R, W>(&self, read: R, write: W, max_packet_bytes: u32)
-    where
+    /// `socket`, where the stream has one: what fits into it at once needs no task.
+    pub async fn serve<R, W>(
+        &self,
+        read: R,
+        write: W,
+        socket: Option<Arc<dyn Socket>>,
+        max_packet_bytes: u32,
+    ) where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        connection::serve(Arc::clone(&self.context), read, write, max_packet_bytes).await;
+        let context = Arc::clone(&self.context);
+        connection::serve(context, read, write, socket, max_packet_bytes).await;
     }
 
     pub fn connected(&self) -> usize {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::{Config, Handles, Sessions, settle};
+use super::{Config, Handles, Sessions};
 use crate::delivery::{self, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::storage::once;
 use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
 use crate::telemetry::task;
 
@@ -81,6 +82,7 @@ impl Node {
             slots,
             retained: Arc::new(RetainedTable::new(None, None)),
             judge: Arc::new(Judge::default()),
+            log: Arc::clone(&stores.log),
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
             limits: Arc::default(),
@@ -104,7 +106,7 @@ impl Node {
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
-        let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts));
+        let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts, Vec::new()));
         Self { memory, sessions, dispatcher }
     }
 
@@ -125,7 +127,7 @@ impl Node {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (read, write) = tokio::io::split(theirs);
         let sessions = self.sessions.clone();
-        task::spawn("connection", async move { sessions.serve(read, write, 1 << 16).await });
+        task::spawn("connection", async move { sessions.serve(read, write, None, 1 << 16).await });
         let mut client = Client { stream: ours, level };
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
         if level == 5 {
@@ -429,9 +431,10 @@ async fn a_retained_copy_that_was_overtaken_is_not_given() {
     // As a cursor would that read the first value before the second was stored.
     for value in &values {
         let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-        let copies = Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]) }]);
+        let copies =
+            Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
         let (to, batch) = (QueueKey::Client(client_id.clone()), Arc::clone(value.batch()));
-        let (sink, mut settled) = settle::once();
+        let (sink, mut settled) = once();
         context.log.append_direct(to, incarnation, batch, copies, sink, 0);
         settled.outcome().await;
     }

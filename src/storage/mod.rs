@@ -12,15 +12,17 @@ pub mod memory;
 pub mod ports;
 mod quota;
 pub mod record;
+mod settle;
 
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,
+    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
     PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
     StorageError, Table, TokenBucket,
 };
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
+pub use settle::{Settled, Unwatched, once};

@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use crate::dice::Dice;
 use crate::plan::{Medium, PACKET_MAX, Plan};
 use crate::power::{Image, Link, Power, PowerDisk};
+use crate::shared::Shared;
 
 /// What survives while the node is down.
 pub(crate) enum Media {
@@ -65,8 +66,11 @@ impl Machine {
                 let (ours, theirs) = tokio::io::duplex(pipe);
                 let link = Link { stream: theirs, power: Arc::clone(&socket.power) };
                 let (read, write) = tokio::io::split(link);
-                let sessions = socket.sessions.clone();
-                let serve = async move { sessions.serve(read, write, PACKET_MAX as u32).await };
+                let write = Shared::new(write);
+                let (sessions, hand) = (socket.sessions.clone(), write.socket());
+                let serve = async move {
+                    sessions.serve(read, write, Some(hand), PACKET_MAX as u32).await;
+                };
                 socket.serving.retain(|serving| !serving.is_finished());
                 socket.serving.push(task::spawn("session", serve));
                 return (ours, Arc::clone(&socket.power));
