@@ -1,6 +1,7 @@
 //! What a dispatcher's pass costs: copies into queues under their limit (DEV-7), copies to others
 //! out of the throughput quota (QUO-4).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -16,23 +17,27 @@ use crate::telemetry::{DropReason, metrics};
 pub(super) struct Admitted(Option<HashMap<(u32, u32), u64, ahash::RandomState>>);
 
 impl Admitted {
-    /// The copies of one recipient that enter its queue; the others are counted as lost.
+    /// The copies of one recipient without those that may not enter its queue, which are counted
+    /// as lost.
     pub(super) fn of<'a>(
         &mut self,
         batch: &LogBatch,
         slot: &Slot,
         copies: &'a [Copy],
-    ) -> Vec<&'a Copy> {
-        let mut queued = Vec::with_capacity(copies.len());
-        for copy in copies.iter().filter(|copy| copy.is_queued()) {
-            if self.takes(copy) {
-                queued.push(copy);
+    ) -> Cow<'a, [Copy]> {
+        if self.0.is_none() {
+            return Cow::Borrowed(copies);
+        }
+        let mut admitted = Vec::with_capacity(copies.len());
+        for copy in copies {
+            if !copy.is_queued() || self.takes(copy) {
+                admitted.push(copy.clone());
             } else {
                 metrics::LIMITED_DEVICE.inc();
                 lost(DropReason::RateLimits, slot, batch, copy);
             }
         }
-        queued
+        Cow::Owned(admitted)
     }
 
     fn takes(&mut self, copy: &Copy) -> bool {

@@ -369,8 +369,8 @@ impl Parts {
         }
     }
 
-    fn entries(&self, batch: &LogBatch, copies: &[&Copy]) -> Vec<QueueEntry> {
-        let queued = copies.iter().filter(|copy| copy.group.is_none());
+    fn entries(&self, batch: &LogBatch, copies: &[Copy]) -> Vec<QueueEntry> {
+        let queued = copies.iter().filter(|copy| copy.is_queued() && copy.group.is_none());
         let mut entries = Vec::with_capacity(copies.len());
         entries.extend(queued.map(|copy| {
             let (position, publishes) = item(batch, copy);
@@ -392,10 +392,10 @@ impl Parts {
         batch: &LogBatch,
         queue: &QueueKey,
         incarnation: u64,
-        copies: &[&Copy],
+        copies: &[Copy],
     ) -> Vec<Assignment> {
-        let of_group = |copy: &&Copy| copy.group.is_some();
-        let copies: Vec<&Copy> = copies.iter().copied().filter(of_group).collect();
+        let of_group = |copy: &&Copy| copy.is_queued() && copy.group.is_some();
+        let copies: Vec<&Copy> = copies.iter().filter(of_group).collect();
         let by_item = copies.chunk_by(|a, b| a.item == b.item);
         by_item
             .map(|copies| {
