@@ -7,7 +7,6 @@
 //! * [`limits`] (0) every bound, and what happens at it
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
-//! * [`routing`] (3) from the log to the recipients
 //! * [`plan`] (1) the signed token that says how much a cluster may carry
 //! * [`storage`] (1) what must survive: the ports and their backends
 //! * [`delivery`] (2) one connected client, write side
@@ -21,6 +20,11 @@
 //!
 //! Imports go only to a lower number; rooms of one number never import each other. Downwards one
 //! calls a handle, upwards one emits an event on a bounded channel. `tests/tidy.rs` holds this.
+
+/// As the program's: the tests count what it gives out.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 pub mod mqtt;
 

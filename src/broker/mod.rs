@@ -17,9 +17,9 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Api, Info};
 use crate::config::Config;
-use crate::listener::Tcp;
+use crate::listener::Listeners;
 use crate::storage::Embedded;
-use crate::telemetry::{self, task};
+use crate::telemetry::{self, Door, task};
 
 pub use node::{Loaded, Node};
 
@@ -61,17 +61,14 @@ impl Broker {
         let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
         let admin = Admin::bind(&config.admin, info, Arc::new(health.clone()), api).await?;
         let http = admin.local_addr();
-        let (mut listeners, mut mqtt) = (Vec::new(), None);
-        if let Some(tcp) = &config.listener.tcp {
-            let listener = Tcp::bind(&config.listener, tcp)?;
-            mqtt = Some(listener.local_addr()?);
-            listeners.push(task::spawn("listener", listener.accept_loop(node.sessions())));
-        }
+        let bound = Listeners::bind(&config.listener)?;
+        let (mqtt, places) = (bound.address(Door::Tcp), bound.places());
+        let listeners = bound.start(&node.sessions());
         health.set_listening(true);
         let (stop_admin, stopped) = oneshot::channel::<()>();
         let admin = task::spawn("admin", admin.run(async move { drop(stopped.await) }));
-        if let Some(address) = mqtt {
-            tracing::info!(%address, "mqtt listener on {address}");
+        for (door, place) in places {
+            tracing::info!(listener = door.text(), "mqtt listener on {place}");
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;

@@ -23,15 +23,24 @@ const KEYS: &[(&str, Why)] = &[
     ("jedis.", Why::Never),
     ("lettuce.", Why::Never),
     ("listener.leak_detector_level", Why::Never),
-    ("listener.proxy_enabled", Why::NotYet),
-    ("listener.ssl.", Why::NotYet),
+    ("listener.ssl.config.credentials.keystore.", Why::Never),
+    ("listener.ssl.netty.boss_group_thread_count", Why::Never),
+    ("listener.ssl.netty.leak_detector_level", Why::Never),
+    ("listener.ssl.netty.shutdown_quiet_period", Why::Never),
+    ("listener.ssl.netty.worker_group_thread_count", Why::Never),
     ("listener.tcp.netty.boss_group_thread_count", Why::Never),
     ("listener.tcp.netty.leak_detector_level", Why::Never),
     ("listener.tcp.netty.shutdown_quiet_period", Why::Never),
     ("listener.tcp.netty.worker_group_thread_count", Why::Never),
-    ("listener.tcp.proxy_enabled", Why::NotYet),
-    ("listener.ws.", Why::NotYet),
-    ("listener.wss.", Why::NotYet),
+    ("listener.ws.netty.boss_group_thread_count", Why::Never),
+    ("listener.ws.netty.leak_detector_level", Why::Never),
+    ("listener.ws.netty.shutdown_quiet_period", Why::Never),
+    ("listener.ws.netty.worker_group_thread_count", Why::Never),
+    ("listener.wss.netty.boss_group_thread_count", Why::Never),
+    ("listener.wss.netty.leak_detector_level", Why::Never),
+    ("listener.wss.netty.shutdown_quiet_period", Why::Never),
+    ("listener.wss.netty.worker_group_thread_count", Why::Never),
+    ("listener.wss.config.credentials.keystore.", Why::Never),
     ("logging.", Why::Never),
     ("management.", Why::Never),
     ("mqtt.blocked-client.", Why::NotYet),
@@ -89,13 +98,7 @@ const KEYS: &[(&str, Why)] = &[
 ];
 
 /// Switches that an operator turns on and then relies on: (key, variable, what "off" looks like).
-pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[
-    ("listener.proxy_enabled", "MQTT_PROXY_PROTOCOL_ENABLED", OFF),
-    ("listener.ssl.enabled", "LISTENER_SSL_ENABLED", OFF),
-    ("listener.tcp.proxy_enabled", "MQTT_TCP_PROXY_PROTOCOL_ENABLED", OFF),
-    ("listener.wss.enabled", "LISTENER_WSS_ENABLED", OFF),
-    ("server.ssl.enabled", "SSL_ENABLED", OFF),
-];
+pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[("server.ssl.enabled", "SSL_ENABLED", OFF)];
 const OFF: &[&str] = &["", "false"];
 
 /// Keys that are read and checked, while what they ask for comes with a later version: (key, its

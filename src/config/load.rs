@@ -213,7 +213,12 @@ impl Gathered {
         }
         let changed = self.values.into_iter().filter(|(_, given)| given.text != given.built_in);
         let changed = changed
-            .map(|(key, given)| Changed { key, value: given.text, origin: given.origin })
+            .map(|(key, given)| {
+                // A secret is not for a terminal or a log.
+                let is_secret = key.ends_with("password") && !given.text.is_empty();
+                let value = if is_secret { "(secret)".to_owned() } else { given.text };
+                Changed { key, value, origin: given.origin }
+            })
             .collect();
         Ok(Loaded { config, warnings: self.warnings, changed })
     }

@@ -5,6 +5,7 @@
 //! values; or every fault at once. `main` calls it, once. Never: a default written a second time
 //! (they stand in `config/sluice.yml`, which is built in), a fault reported alone.
 
+mod doors;
 mod fault;
 mod foreign;
 mod load;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use super::fault::{Fault, Origin};
 use crate::limits::RateWindows;
@@ -41,7 +42,8 @@ impl<'a> Reader<'a> {
         self.values.get(key).expect("every key that is read stands in config/sluice.yml")
     }
 
-    fn read<T>(
+    /// A value of its own form: `parse` gives `None` for a text that is not of it.
+    pub(super) fn read<T>(
         &mut self,
         key: &'static str,
         form: String,
@@ -124,6 +126,18 @@ impl<'a> Reader<'a> {
         self.read(key, "folder".into(), |text| (!text.is_empty()).then_some(text))
     }
 
+    pub(super) fn file(&mut self, key: &'static str) -> PathBuf {
+        self.read(key, "file".into(), |text| (!text.is_empty()).then(|| text.into()))
+    }
+
+    /// Names, parted by commas; any are taken.
+    pub(super) fn list(&mut self, key: &'static str) -> Vec<String> {
+        self.read(key, "names".into(), |text| {
+            let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+            Some(names.map(str::to_owned).collect())
+        })
+    }
+
     pub(super) fn address(&mut self, key: &'static str) -> IpAddr {
         self.read(key, "IP address".into(), |text| {
             let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
@@ -176,6 +190,10 @@ impl<'a> Reader<'a> {
             }
             Some(there)
         })
+    }
+
+    pub(super) fn fault(&mut self, text: String) {
+        self.faults.push(Fault::Contradiction(text));
     }
 
     /// Notes that values contradict each other, unless one of them is faulty itself.

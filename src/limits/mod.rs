@@ -106,6 +106,20 @@ pub const DISPATCH_BATCHES: usize = 256;
 pub const TOPIC_ALIAS_BYTES: usize = 2 * DEFAULT_TOPIC_ALIASES * 65_535;
 /// Connections in the kernel's accept queue. Full: the peer's SYN is not answered and it retries.
 pub const LISTEN_BACKLOG: u32 = 4096;
+/// A connection on its way to CONNECT is left so long before a newer one may take its place
+/// (`listener.max_handshakes`). Until then newer ones wait in the kernel's accept queue.
+pub const HANDSHAKE_GRACE_MS: u64 = 1_000;
+/// A PROXY header of version 2, behind its length. Longer: closed.
+pub const PROXY_HEADER_BYTES: usize = 4 * KB;
+/// The head of a WebSocket upgrade request. Longer: 431.
+pub const UPGRADE_HEAD_BYTES: usize = 8 * KB;
+/// Header lines of a WebSocket upgrade request. More: 431.
+pub const UPGRADE_HEADERS: usize = 64;
+/// One WebSocket frame of a client, or the packet limit if that is larger. Longer: close code
+/// 1009. (Frames are taken as they come and never held; packets have their own limit.)
+pub const WS_FRAME_BYTES: usize = 1024 * KB;
+/// One WebSocket frame of ours. More goes with the next.
+pub const WS_FRAME_OUT_BYTES: usize = 64 * KB;
 /// HTTP connections at once. More wait in the kernel's accept queue.
 pub const ADMIN_CONNECTIONS: usize = 64;
 /// An HTTP connection that moves no byte for so long is closed, so idle ones can't fill the bound.

@@ -1,5 +1,6 @@
-//! How fast connections may come: to this node, and from one source address. Asked before a
-//! byte is read, so that a client that loops costs an accept and a close (QTA-02).
+//! How fast connections may come: to this node, and from one source address. Asked as soon as the
+//! address is known, before TLS and before a byte of MQTT is read, so that a client that loops
+//! costs an accept and a close (QTA-02).
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,14 +24,14 @@ pub struct ConnectionRateConfig {
 
 /// Bounded by the sources that came within the longest window.
 #[derive(Debug)]
-pub struct ConnectionRate {
+pub(super) struct ConnectionRate {
     node: Option<RateTable>,
     source: Option<RateTable>,
     asked: AtomicU32,
 }
 
 impl ConnectionRate {
-    pub fn new(config: &ConnectionRateConfig) -> Self {
+    pub(super) fn new(config: &ConnectionRateConfig) -> Self {
         let table = |windows: &Option<RateWindows>| windows.as_ref().map(RateTable::new);
         let (node, source) = (table(&config.node), table(&config.source));
         Self { node, source, asked: AtomicU32::new(0) }
@@ -38,7 +39,7 @@ impl ConnectionRate {
 
     /// Whether a connection from this address may come now. What one source has too many takes
     /// nothing away from the others.
-    pub fn admit(&self, from: IpAddr) -> bool {
+    pub(super) fn admit(&self, from: IpAddr) -> bool {
         let Self { node, source, .. } = self;
         if let Some(source) = source
             && self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(SWEEP_EVERY)
@@ -48,7 +49,6 @@ impl ConnectionRate {
         let from_it = source.as_ref().is_none_or(|table| table.take(table.key_of_source(from), 0));
         let admitted = from_it && node.as_ref().is_none_or(|table| table.take(table.key(""), 0));
         if !admitted {
-            metrics::CONNECTION_REFUSED.inc();
             metrics::LIMITED_CONNECTIONS.inc();
             if let Some(unsaid) = REFUSED.ready() {
                 let limit = if from_it { "the node's" } else { "its source's" };

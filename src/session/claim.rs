@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::Peer;
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::inbound::Exchanges;
@@ -23,6 +24,7 @@ static NO_PLAN: Throttle = Throttle::per_minute();
 /// What a CONNECT asks for, after it was checked.
 pub(super) struct Ask {
     pub(super) client_id: ClientId,
+    pub(super) peer: Peer,
     pub(super) clean_start: bool,
     pub(super) expiry_s: u32,
     pub(super) keep_alive_s: u16,
@@ -63,7 +65,7 @@ pub(super) async fn claim(
     let persistent = ask.expiry_s > 0 || resumes;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
-    let conn = Conn::new(ask.client_id.clone(), epoch, Arc::clone(&outbox), ask.keep_alive_s);
+    let conn = Conn::new(&ask, epoch, Arc::clone(&outbox));
     let conn = Arc::new(conn);
     let session = Session {
         incarnation,

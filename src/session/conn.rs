@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::Peer;
+use super::claim::Ask;
 use crate::codec::DecodeError;
 use crate::delivery::Outbox;
 use crate::mqtt::{ClientId, ReasonCode};
@@ -52,6 +54,7 @@ impl End {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) client_id: ClientId,
+    pub(super) peer: Peer,
     pub(super) epoch: u64,
     pub(super) outbox: Arc<Outbox>,
     /// 1.5 times the keep alive, milliseconds; 0: none.
@@ -69,17 +72,13 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(
-        client_id: ClientId,
-        epoch: u64,
-        outbox: Arc<Outbox>,
-        keep_alive_s: u16,
-    ) -> Self {
+    pub(super) fn new(ask: &Ask, epoch: u64, outbox: Arc<Outbox>) -> Self {
         Self {
-            client_id,
+            client_id: ask.client_id.clone(),
+            peer: ask.peer.clone(),
             epoch,
             outbox,
-            silence_max_ms: u64::from(keep_alive_s) * 1500,
+            silence_max_ms: u64::from(ask.keep_alive_s) * 1500,
             started: Instant::now(),
             heard_ms: AtomicU64::new(0),
             held: AtomicBool::new(false),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Peer;
 use super::claim::{self, Ask, Claimed};
 use super::context::Context;
 use super::lifecycle;
@@ -25,6 +26,7 @@ pub(super) struct Refusal {
 pub(super) async fn connect(
     context: &Arc<Context>,
     mut connect: Connect,
+    peer: Peer,
     max_packet_bytes: u32,
 ) -> Result<Claimed, Refusal> {
     let (version, limit) = (connect.version, connect.properties.maximum_packet_size);
@@ -52,6 +54,7 @@ pub(super) async fn connect(
         will,
         settings: settings(context, client_id.clone(), &connect),
         client_id,
+        peer,
     };
     let greet = |outbox: &Outbox, session_present: bool| {
         let code = ReasonCode::Success.byte();

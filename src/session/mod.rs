@@ -5,6 +5,7 @@
 //! over, the broker starts and stops. Never: writing to a socket of a session itself (its outbox
 //! does), or looking for subscribers.
 
+mod arrival;
 mod budget;
 mod claim;
 mod config;
@@ -30,13 +31,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
 #[doc(hidden)]
 pub use inbound::{Gate, Ruling};
 
-use crate::delivery::Socket;
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};
 
@@ -109,19 +110,12 @@ impl Sessions {
     }
 
     /// Serves one connection until it ends. Cancelling it loses nothing that was acknowledged.
-    /// `socket`, where the stream has one: what fits into it at once needs no task.
-    pub async fn serve<R, W>(
-        &self,
-        read: R,
-        write: W,
-        socket: Option<Arc<dyn Socket>>,
-        max_packet_bytes: u32,
-    ) where
+    pub async fn serve<R, W>(&self, read: R, write: W, arrival: Box<Arrival>)
+    where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let context = Arc::clone(&self.context);
-        connection::serve(context, read, write, socket, max_packet_bytes).await;
+        connection::serve(Arc::clone(&self.context), read, write, arrival).await;
     }
 
     pub fn connected(&self) -> usize {

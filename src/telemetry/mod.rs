@@ -8,6 +8,7 @@
 pub mod clock;
 mod config;
 mod counted;
+mod doors;
 mod drop_reason;
 pub mod ledger;
 mod logging;
@@ -18,6 +19,7 @@ mod throttle;
 
 pub use config::Config;
 pub use counted::Counted;
+pub use doors::{Door, Turned};
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
 pub use ledger::dropped_of;
 pub use logging::{DEFAULT_FILTER, LoggingError, init as init_logging};

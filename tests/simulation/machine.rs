@@ -7,15 +7,16 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sluice::broker::Node;
 use sluice::delivery::Slots;
-use sluice::session::Sessions;
+use sluice::session::{Arrival, Peer, Sessions};
 use sluice::storage::embedded::MemoryProjection;
 use sluice::storage::embedded::wal::SimDisk;
 use sluice::storage::memory::{Memory, MemoryConfig};
 use sluice::storage::{Embedded, EmbeddedSettings, Stores};
-use sluice::telemetry::task;
+use sluice::telemetry::{Door, task};
 use tokio::io::DuplexStream;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::dice::Dice;
 use crate::plan::{Medium, PACKET_MAX, Plan};
@@ -67,10 +68,12 @@ impl Machine {
                 let link = Link { stream: theirs, power: Arc::clone(&socket.power) };
                 let (read, write) = tokio::io::split(link);
                 let write = Shared::new(write);
-                let (sessions, hand) = (socket.sessions.clone(), write.socket());
-                let serve = async move {
-                    sessions.serve(read, write, Some(hand), PACKET_MAX as u32).await;
-                };
+                let sessions = socket.sessions.clone();
+                let peer = Peer { door: Door::Tcp, address: None, tls: None };
+                let connect_by = Instant::now() + Duration::from_secs(10);
+                let mut arrival = Arrival::of(peer, PACKET_MAX as u32, connect_by);
+                arrival.socket = Some(write.socket());
+                let serve = async move { sessions.serve(read, write, arrival).await };
                 socket.serving.retain(|serving| !serving.is_finished());
                 socket.serving.push(task::spawn("session", serve));
                 return (ours, Arc::clone(&socket.power));

@@ -59,6 +59,8 @@ catalogue! {
         "Sessions' connections that ended, for any reason.";
     Level CONNECTED_SESSIONS = "connectedSessions",
         "Clients connected to this node.";
+    Level CONNECTED_SSL_SESSIONS = "connectedSslSessions",
+        "Clients connected to this node over TLS.";
     Gauge ALL_CLIENT_SESSIONS = "allClientSessions",
         "Sessions that exist, connected or not.";
     Gauge SUBSCRIPTIONS = "subscriptions",

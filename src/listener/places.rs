@@ -1,0 +1,221 @@
+//! Who may come in, and how many: permits for connections, places for those that are on their way
+//! to a CONNECT, and counts by address.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use super::Config;
+use super::rate::ConnectionRate;
+use crate::limits::HANDSHAKE_GRACE_MS;
+use crate::telemetry::{Door, Turned};
+
+const GRACE: Duration = Duration::from_millis(HANDSHAKE_GRACE_MS);
+
+fn permits(most: Option<usize>) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(most.unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS)))
+}
+
+/// What all listeners share.
+#[derive(Debug)]
+pub(super) struct House {
+    permits: Arc<Semaphore>,
+    openings: Arc<Openings>,
+    addresses: Option<Arc<Addresses>>,
+    rate: ConnectionRate,
+}
+
+impl House {
+    pub(super) fn new(config: &Config) -> Self {
+        let addresses = config
+            .max_connections_per_address
+            .map(|most| Arc::new(Addresses { most, counts: Mutex::default() }));
+        let openings = Openings { most: config.max_handshakes, ..Openings::default() };
+        let rate = ConnectionRate::new(&config.connection_rate);
+        let permits = permits(config.max_connections);
+        Self { permits, openings: Arc::new(openings), addresses, rate }
+    }
+
+    /// Counts a connection of `address`, or says that it has too many, or that they come too fast.
+    pub(super) fn admit(
+        &self,
+        address: Option<SocketAddr>,
+    ) -> Result<Option<Box<Admitted>>, Turned> {
+        if address.is_some_and(|address| !self.rate.admit(address.ip())) {
+            return Err(Turned::Rate);
+        }
+        match (&self.addresses, address) {
+            (Some(addresses), Some(address)) => {
+                addresses.admit(address.ip()).map(|admitted| Some(Box::new(admitted)))
+            }
+            (None, _) | (_, None) => Ok(None),
+        }
+    }
+}
+
+/// One listener's part.
+#[derive(Debug)]
+pub(super) struct Gate {
+    door: Door,
+    house: Arc<House>,
+    permits: Arc<Semaphore>,
+}
+
+impl Gate {
+    pub(super) fn new(door: Door, house: Arc<House>, most: Option<usize>) -> Self {
+        Self { door, house, permits: permits(most) }
+    }
+
+    /// Waits until this listener may accept one more.
+    pub(super) async fn ready(&self) {
+        take(&self.permits).await;
+    }
+
+    /// One came: waits until the house has room for it, and gives it its place for as long as it
+    /// lives, and one for as long as it is on its way in.
+    pub(super) async fn enter(self: &Arc<Self>) -> (Place, Opening) {
+        take(&self.house.permits).await;
+        self.door.entered();
+        let place = Place(Arc::clone(self));
+        (place, Openings::enter(&self.house.openings).await)
+    }
+}
+
+/// Takes a permit that goes back by hand, with its `Place`.
+async fn take(permits: &Semaphore) {
+    // The semaphores are never closed.
+    if let Ok(permit) = permits.acquire().await {
+        permit.forget();
+    }
+}
+
+/// Held by a connection until its end.
+#[derive(Debug)]
+pub(super) struct Place(Arc<Gate>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.door.left();
+        self.0.permits.add_permits(1);
+        self.0.house.permits.add_permits(1);
+    }
+}
+
+// === on the way in ===
+
+/// Connections between accept and CONNECT, from the oldest on.
+#[derive(Debug, Default)]
+struct Openings {
+    most: usize,
+    state: Mutex<Entering>,
+    /// Wakes a listener that waits for a place.
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Entering {
+    next: u64,
+    begun: BTreeMap<u64, (Instant, Arc<Notify>)>,
+}
+
+/// A place on the way in; it is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Opening {
+    all: Arc<Openings>,
+    id: u64,
+    displaced: Arc<Notify>,
+}
+
+impl Openings {
+    /// Waits for a free place, or takes that of the oldest which had its time.
+    async fn enter(all: &Arc<Self>) -> Opening {
+        loop {
+            let freed = all.freed.notified();
+            let oldest = match all.try_enter() {
+                Ok((id, displaced)) => return Opening { all: Arc::clone(all), id, displaced },
+                Err(since) => since,
+            };
+            // Whether one went or the oldest had its time, the next look tells.
+            drop(timeout_at(oldest + GRACE, freed).await);
+        }
+    }
+
+    /// A place, or since when the oldest has had its own.
+    fn try_enter(&self) -> Result<(u64, Arc<Notify>), Instant> {
+        let mut state = self.state.lock();
+        if state.begun.len() >= self.most
+            && let Some(oldest) = state.begun.first_entry()
+        {
+            let since = oldest.get().0;
+            if since.elapsed() < GRACE {
+                return Err(since);
+            }
+            oldest.remove().1.notify_one();
+        }
+        state.next += 1;
+        let (id, displaced) = (state.next, Arc::<Notify>::default());
+        state.begun.insert(id, (Instant::now(), Arc::clone(&displaced)));
+        Ok((id, displaced))
+    }
+}
+
+impl Opening {
+    /// Waits until a newer connection takes the place. Cancel safe: yes.
+    pub(super) async fn displaced(&self) {
+        self.displaced.notified().await;
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        // A displaced one gave its place up before.
+        if self.all.state.lock().begun.remove(&self.id).is_some() {
+            self.all.freed.notify_one();
+        }
+    }
+}
+
+// === by address ===
+
+#[derive(Debug)]
+struct Addresses {
+    most: usize,
+    /// Holds addresses with a connection only.
+    counts: Mutex<HashMap<IpAddr, usize, ahash::RandomState>>,
+}
+
+/// A connection that counts for its address until this is dropped.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    addresses: Arc<Addresses>,
+    address: IpAddr,
+}
+
+impl Addresses {
+    fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, Turned> {
+        let mut counts = self.counts.lock();
+        let count = counts.entry(address).or_default();
+        if *count >= self.most {
+            return Err(Turned::Address);
+        }
+        *count += 1;
+        Ok(Admitted { addresses: Arc::clone(self), address })
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut counts = self.addresses.counts.lock();
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
+}
