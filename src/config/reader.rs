@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::fault::{Fault, Origin};
 use super::load::shown;
-use crate::telemetry::RateWindows;
+use crate::limits::RateWindows;
 
 /// One key's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,9 +205,29 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Windows of messages and of bytes.
     pub(super) fn rate(&mut self, key: &'static str) -> RateWindows {
-        let form = "messages:seconds,messages:seconds,…".into();
+        let form = "messages:seconds,bytes:bytes:seconds,…".into();
         self.read(key, form, RateWindows::parse)
+    }
+
+    /// Windows of `things`.
+    pub(super) fn counts(&mut self, key: &'static str, things: &str) -> RateWindows {
+        let form = format!("{things}:seconds,{things}:seconds,…");
+        self.read(key, form, RateWindows::parse_counts)
+    }
+
+    /// The same; `None` when empty.
+    pub(super) fn counts_or_none(
+        &mut self,
+        key: &'static str,
+        things: &str,
+    ) -> Option<RateWindows> {
+        let form = format!("{things}:seconds,{things}:seconds,… or empty");
+        self.read(key, form, |text| match text {
+            "" => Some(None),
+            text => RateWindows::parse_counts(text).map(Some),
+        })
     }
 
     /// Names out of `known`, or `*` for all; tells for each whether it is there.

@@ -205,6 +205,20 @@ catalogue! {
         "Bytes in the publish log that wait for dispatch.";
     Gauge LOG_LAG_MS = "publishLogLagMs",
         "Age in milliseconds of the oldest record that waits for dispatch.";
+    Counter QUOTA_DEGRADED = "throughputQuotaDegraded_total" ["cause" = "redis"],
+        "Decisions of the throughput quota that were made while its bucket was away.";
+    Counter LIMITED_INCOMING = "rateLimited_total" ["limit" = "incoming"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_OUTGOING = "rateLimited_total" ["limit" = "outgoing"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_DEVICE = "rateLimited_total" ["limit" = "device"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_TOTAL = "rateLimited_total" ["limit" = "total"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_CONNECTIONS = "rateLimited_total" ["limit" = "connections"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_SESSIONS = "rateLimited_total" ["limit" = "sessions"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
     Counter TASK_PANICS = "taskPanics_total",
         "Tasks of this process that panicked. Any value but 0 is a defect.";
 }
