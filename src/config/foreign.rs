@@ -44,7 +44,7 @@ const KEYS: &[(&str, Why)] = &[
     ("logging.", Why::Never),
     ("management.", Why::Never),
     ("mqtt.application-clients-limit", Why::NotYet),
-    ("mqtt.blocked-client.", Why::NotYet),
+    ("mqtt.blocked-client.", Why::Never),
     ("mqtt.buffered-delivery.", Why::Never),
     ("mqtt.buffered-msg-count", Why::Never),
     ("mqtt.client-session-expiry.cron", Why::Never),
@@ -84,7 +84,7 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.persisted-downlink-msg.", Why::Never),
     ("queue.retained-msg.", Why::Never),
     ("redis.", Why::Never),
-    ("security.", Why::NotYet),
+    ("security.", Why::Never),
     ("server.forward_headers_strategy", Why::Never),
     ("server.http2.", Why::Never),
     ("server.log_controller_error_stack_trace", Why::Never),
@@ -103,6 +103,11 @@ pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[
     ("mqtt.application-clients-limit", "MQTT_APPLICATION_CLIENTS_LIMIT", &["", "0"]),
     ("server.ssl.enabled", "SSL_ENABLED", OFF),
 ];
+/// Keys whose values are shown to nobody.
+pub(super) const SECRETS: &[&str] =
+    &["security.admin.password", "security.jwt.signing-key", "security.mqtt.jwt.secret"];
+/// What is shown instead.
+pub(super) const SECRET: &str = "(secret)";
 const OFF: &[&str] = &["", "false"];
 
 /// Keys that are read and checked, while what they ask for comes with a later version: (key, its

@@ -26,6 +26,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
     let config = Config {
         service: service(r),
         listener: doors::read(r),
+        security: super::security::read(r),
         session: session(r),
         routing: routing(r),
         delivery: delivery(r),

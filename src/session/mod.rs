@@ -5,6 +5,7 @@
 //! over, the broker starts and stops. Never: writing to a socket of a session itself (its outbox
 //! does), or looking for subscribers.
 
+mod admission;
 mod arrival;
 mod budget;
 mod claim;
@@ -16,7 +17,9 @@ mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
+mod overview;
 mod read_buffer;
+mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;
@@ -34,6 +37,7 @@ pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
+pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};

@@ -8,16 +8,20 @@
 
 mod support;
 
+mod acl;
+mod administration;
 mod backpressure;
 mod caps;
 mod compat;
 mod connect;
+mod credentials;
 mod doors;
 mod flow_control;
 mod foreign;
 mod keepalive;
 mod malformed;
 mod metrics;
+mod operator;
 mod ordering;
 mod properties;
 mod qos;

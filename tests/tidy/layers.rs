@@ -39,7 +39,7 @@ const LIBRARIES: [(&str, &[&str]); 13] = [
     ("rdkafka", &["src/storage/kafka"]),
     ("redis", &["src/storage/redis"]),
     ("axum", &["src/admin/", "src/admin.rs"]),
-    ("rustls", &["src/listener", "tests/"]),
+    ("rustls", &["src/listener", "tests/", "benches/"]),
     ("tokio_rustls", &["src/listener"]),
     ("ring", &["src/listener"]),
     ("httparse", &["src/listener"]),
