@@ -107,8 +107,7 @@ async fn odd_ids_are_kept_apart_and_leave_no_key() {
     let redis = Redis::connect(settings).await.unwrap();
     let long = "x".repeat(65_535);
     let longer = format!("{}y", &long[1..]);
-    let ids =
-        ["a", "A", "a{b}", "{a}", "{", "}", "a b", "a:b", "é", " ", &long, &longer];
+    let ids = ["a", "A", "a{b}", "{a}", "{", "}", "a b", "a:b", "é", " ", &long, &longer];
     let mut keys: Vec<QueueKey> = ids.iter().map(|id| client(id)).collect();
     keys.push(QueueKey::Group("a".into()));
     let queues = redis.queues();
