@@ -5,6 +5,8 @@
 //! messages of 256 bytes each a round. Not measured: Kafka, sockets of clients, and the journal's
 //! disk (it is written, and synced each second).
 
+#![allow(clippy::print_stdout, reason = "the table is what this program is for")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};

@@ -49,7 +49,7 @@ async fn within(queues: u64, depth: u64, payload: usize, gone: fn(u64) -> bool) 
     let messages = queues * kept;
     let allowed = messages * (payload as u64 * 13 / 10 + 100) + queues * 500;
     let (each, most) = (cost / messages, allowed / messages);
-    println!("{queues} x {kept} of {depth}, {payload} B: {each} B a message, {most} allowed");
+    eprintln!("{queues} x {kept} of {depth}, {payload} B: {each} B a message, {most} allowed");
     assert!(cost <= allowed, "{queues} queues of {kept}: {each} B a message, {most} allowed");
 }
 
