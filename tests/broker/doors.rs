@@ -75,6 +75,11 @@ fn ended(stream: &mut TcpStream) -> bool {
     }
 }
 
+/// Clients that a PROXY header puts on another machine may come in without a name.
+fn strangers_are_welcome() -> Start {
+    Start::new().env("SECURITY_ALLOW_ANONYMOUS", true).allow_log("ANONYMOUS ACCESS")
+}
+
 fn v2(command: u8, body: &[u8]) -> Vec<u8> {
     let length = (body.len() as u16).to_be_bytes();
     [b"\r\n\r\n\0\r\nQUIT\n", &[command, 0x11][..], &length, body].concat()
@@ -116,7 +121,7 @@ fn transports_share_one_broker() {
 /// LOCAL and UNKNOWN are taken; without a header nobody comes in.
 #[test]
 fn proxy_headers_tell_the_address_on_every_listener() {
-    let start = Start::new()
+    let start = strangers_are_welcome()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
         .env("RUST_LOG", "info,sluice::session=debug");
     let house = House::open(start);
@@ -158,7 +163,7 @@ fn proxy_headers_count_from_trusted_networks_only() {
 /// Connections of one address are bounded, the address being the client's own.
 #[test]
 fn connections_of_one_address_are_bounded() {
-    let start = Start::new()
+    let start = strangers_are_welcome()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
         .env("LISTENER_MAX_CONNECTIONS_PER_ADDRESS", 2);
     let house = House::open(start);
@@ -341,6 +346,7 @@ fn certificates_change_without_a_dropped_connection() {
     let port = free_port();
     let broker = Start::new()
         .env("LISTENER_SSL_ENABLED", true)
+        .env("LISTENER_SSL_BIND_ADDRESS", "127.0.0.1")
         .env("LISTENER_SSL_BIND_PORT", port)
         .env("LISTENER_SSL_PEM_CERT", file("cert.pem").display())
         .env("LISTENER_SSL_PEM_KEY", file("key.pem").display())
