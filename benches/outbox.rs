@@ -12,9 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use sluice::delivery::{Config, Outbox, Outgoing, Settings, Socket};
+use sluice::delivery::{Config, Outbox, Outgoing, Settings, Socket, Toll};
 use sluice::mqtt::{ClientId, Delivery, ProtocolVersion, QoS};
-use sluice::storage::{Batch, BatchBuilder, Kind, Memory, MemoryConfig, MessageView, Publisher};
+use sluice::storage::{
+    Batch, BatchBuilder, Kind, Memory, MemoryConfig, MessageView, Publisher, Purse,
+};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -91,12 +93,16 @@ fn offer(c: &mut Criterion) {
         group.bench_function(name, |bench| {
             bench.iter(|| {
                 for outbox in &outboxes {
-                    outbox.offer((0..run).map(|index| Outgoing {
+                    let mut purse = Purse::UNLIMITED;
+                    let mut toll = Toll { outgoing: None, purse: &mut purse };
+                    let copies = (0..run).map(|index| Outgoing {
                         batch: black_box(&batch),
                         index,
                         delivery: Delivery { qos: QoS::AtMostOnce, retain: false },
                         subscription_ids: &[],
-                    }));
+                        paid: false,
+                    });
+                    outbox.offer(copies, &mut toll);
                 }
             });
         });

@@ -7,6 +7,7 @@
 //! * [`limits`] (0) every bound, and what happens at it
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
+//! * [`plan`] (1) the signed token that says how much a cluster may carry
 //! * [`storage`] (1) what must survive: the ports and their backends
 //! * [`delivery`] (2) one connected client, write side
 //! * [`routing`] (3) log partition → recipients
@@ -33,6 +34,8 @@ pub mod limits;
 pub mod telemetry;
 
 pub mod codec;
+
+pub mod plan;
 
 pub mod storage;
 

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use sluice::bench::{self, BenchArgs};
 use sluice::broker::Broker;
 use sluice::config::{self, Config, Loaded};
+use sluice::plan::{self, PlanArgs};
 use sluice::telemetry;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -38,6 +39,8 @@ enum Command {
     CheckConfig,
     /// Put load on any MQTT broker, and prove that nothing was lost.
     Bench(Box<BenchArgs>),
+    /// Look at a plan, or sign one.
+    Plan(PlanArgs),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Serve => configured(config, serve),
         Command::CheckConfig => configured(config, |loaded| check_config(&loaded)),
         Command::Bench(args) => bench::run(*args),
+        Command::Plan(args) => plan::run(args),
     }
 }
 

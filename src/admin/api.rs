@@ -13,24 +13,29 @@ use utoipa::openapi::{Components, InfoBuilder, OpenApi, OpenApiBuilder, Security
 use utoipa_axum::router::OpenApiRouter;
 
 use super::error::ApiError;
-use super::{auth, clients, credentials, refused, retained};
+use super::{Managed, auth, clients, credentials, ledger, license, refused, retained};
 use crate::limits::LISTS_AT_ONCE;
+use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
+use crate::storage::Quota;
 
 /// What the handlers work with.
 pub(super) struct Api {
     pub(super) security: Arc<Security>,
     pub(super) sessions: Sessions,
+    pub(super) throughput: Option<Arc<Quota>>,
+    pub(super) plan: Option<Plan>,
     lists: Arc<Semaphore>,
 }
 
 /// Where the document is served.
 const DOCUMENT: &str = "/v3/api-docs";
 
-pub(super) fn router(security: Arc<Security>, sessions: Sessions) -> Router {
+pub(super) fn router(managed: Managed) -> Router {
+    let Managed { security, sessions, throughput, plan } = managed;
     let lists = Arc::new(Semaphore::new(LISTS_AT_ONCE));
-    let api = Arc::new(Api { security, sessions, lists });
+    let api = Arc::new(Api { security, sessions, throughput, plan, lists });
     let (router, document) = described().split_for_parts();
     let document: Arc<str> = Arc::from(document.to_json().unwrap_or_default());
     let served = get(document_reply).with_state(document);
@@ -44,6 +49,8 @@ fn described() -> OpenApiRouter<Arc<Api>> {
         .merge(clients::routes())
         .merge(retained::routes())
         .merge(refused::routes())
+        .merge(ledger::routes())
+        .merge(license::routes())
 }
 
 fn head() -> OpenApi {

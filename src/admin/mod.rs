@@ -16,6 +16,8 @@ mod connection;
 mod credentials;
 mod error;
 mod health;
+mod ledger;
+mod license;
 mod page;
 mod refused;
 mod retained;
@@ -35,8 +37,10 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use crate::limits;
+use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
+use crate::storage::Quota;
 
 use api::{Api, blocking};
 
@@ -56,6 +60,8 @@ pub struct Info {
 pub struct Managed {
     pub security: Arc<Security>,
     pub sessions: Sessions,
+    pub throughput: Option<Arc<Quota>>,
+    pub plan: Option<Plan>,
 }
 
 /// Why the door could not open.
@@ -85,8 +91,8 @@ impl Admin {
         let listener = TcpListener::bind(config.bind).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let mut router = routes::router(config, info, health);
-        if let Some(Managed { security, sessions }) = managed {
-            router = router.merge(api::router(security, sessions));
+        if let Some(managed) = managed {
+            router = router.merge(api::router(managed));
         }
         let router = router.layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES));
         Ok(Admin { listener, address, router })

@@ -3,7 +3,9 @@
 
 mod access;
 mod health;
+mod limits;
 mod node;
+mod plan;
 mod storage;
 
 use std::future::Future;
@@ -30,7 +32,8 @@ pub struct Broker {
     node: Node,
     embedded: Arc<Embedded>,
     listeners: Vec<JoinHandle<()>>,
-    stats: Option<JoinHandle<()>>,
+    /// What only prints or keeps books.
+    beside: Vec<JoinHandle<()>>,
     admin: JoinHandle<()>,
     stop_admin: oneshot::Sender<()>,
     mqtt: Option<SocketAddr>,
@@ -40,18 +43,29 @@ pub struct Broker {
 
 impl Broker {
     /// Starts everything, listeners last: what is stored is in force before a client can come.
-    pub async fn start(config: Config) -> Result<Self, Fault> {
+    pub async fn start(mut config: Config) -> Result<Self, Fault> {
+        let plan = plan::apply(&mut config)?;
         let (embedded, stores) = storage::open(&config).await?;
         let embedded = Arc::new(embedded);
         let settings = config.clone();
         let (log, loading) = (Arc::clone(&stores.log), move || Node::load(&settings, &stores));
         let node = tokio::task::spawn_blocking(loading).await??.start().await;
         let stats = config.telemetry.stats_period;
-        let stats = stats.map(|period| task::spawn("stats", telemetry::print_stats(period)));
+        let mut beside = Vec::new();
+        beside.extend(stats.map(|period| task::spawn("stats", telemetry::print_stats(period))));
+        if config.telemetry.ledger {
+            beside.push(task::spawn("dropped messages", telemetry::ledger::keep()));
+        }
+        let managed = Managed {
+            security: Arc::clone(node.security()),
+            sessions: node.sessions(),
+            throughput: node.limits().throughput.clone(),
+            plan: plan.clone(),
+        };
+        beside.extend(plan.map(|plan| task::spawn("plan", plan::watch(plan))));
         let health = health::Health::new(&config, log);
         let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
         access::prepare(&node, &config).await?;
-        let managed = Managed { security: Arc::clone(node.security()), sessions: node.sessions() };
         let source = Arc::new(health.clone());
         let admin = Admin::bind(&config.admin, info, source, Some(managed)).await?;
         let http = admin.local_addr();
@@ -66,7 +80,7 @@ impl Broker {
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;
-        Ok(Self { node, embedded, listeners, stats, admin, stop_admin, mqtt, http, drain_timeout })
+        Ok(Self { node, embedded, listeners, beside, admin, stop_admin, mqtt, http, drain_timeout })
     }
 
     pub fn mqtt_addr(&self) -> Option<SocketAddr> {
@@ -81,7 +95,7 @@ impl Broker {
     /// storage, administration.
     pub async fn run_until(self, asked: impl Future<Output = ()>) -> Result<(), Fault> {
         asked.await;
-        self.listeners.iter().chain(&self.stats).for_each(JoinHandle::abort);
+        self.listeners.iter().chain(&self.beside).for_each(JoinHandle::abort);
         self.node.stop(self.drain_timeout).await;
         let embedded = Arc::clone(&self.embedded);
         tokio::task::spawn_blocking(move || embedded.stop()).await??;

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
-use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::routing::{self, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn};
 use crate::security::Security;
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};
@@ -41,6 +41,7 @@ pub struct Node {
     sessions: Sessions,
     security: Arc<Security>,
     slots: Arc<Slots>,
+    limits: Arc<Limits>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -71,6 +72,10 @@ impl Node {
         &self.slots
     }
 
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// An orderly end: connections first, then dispatch. The stores are the caller's.
     pub async fn stop(self, patience: Duration) {
         self.sessions.stop(patience).await;
@@ -93,16 +98,18 @@ impl Loaded {
     pub async fn start(self) -> Node {
         let Loaded { sessions, security, parts, log, committed, consumer } = self;
         let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
+        let limits = Arc::clone(&parts.limits);
         let replayed = log.end(0).offset;
-        let mut tasks =
-            vec![task::spawn("dispatcher", routing::run(consumer, parts, committed.decided))];
+        let mut tasks = super::limits::drive(&parts.limits);
+        let dispatcher = routing::run(consumer, parts, committed.decided);
+        tasks.push(task::spawn("dispatcher", dispatcher));
         if committed.position.offset < replayed {
             progress.reached(replayed).await;
         }
         sessions.adopt_open_ids().await;
         tasks.extend(sessions.start());
         tasks.push(task::spawn("security", Arc::clone(&security).run()));
-        Node { sessions, security, slots, tasks }
+        Node { sessions, security, slots, limits, tasks }
     }
 }
 
@@ -110,6 +117,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
     Ok(Parts {
+        limits: Arc::new(super::limits::limits(config, stores)),
         subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
         slots,
         retained: Arc::new(RetainedTable::new(
@@ -139,6 +147,7 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Secur
         judge: Arc::clone(&parts.judge),
         progress: Arc::clone(&parts.progress),
         security: Arc::clone(security),
+        limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
     }
 }

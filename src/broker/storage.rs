@@ -12,6 +12,9 @@ pub(super) async fn open(config: &Config) -> Result<(Embedded, Stores), super::F
     settings.checkpoint_every = embedded.checkpoint_period;
     settings.queue_limit = config.storage.device_queue_messages as u64;
     settings.queue_ttl = config.storage.device_message_ttl;
+    let total = config.session.total_rate.windows.as_ref();
+    settings.bucket = super::limits::windows(total);
+    settings.device_bucket = super::limits::windows(config.routing.device_persisted_rate.as_ref());
     if embedded.sync == SyncMode::Never {
         tracing::warn!(
             "storage.embedded.sync is never: a loss of power loses what was acknowledged"

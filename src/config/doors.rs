@@ -7,8 +7,8 @@ use super::reader::Reader;
 use super::rooms::{PACKET_MAX, millis, seconds};
 use crate::limits::KB;
 use crate::listener::{
-    ClientAuth, Config, DoorConfig, Identity, Networks, Secret, TlsConfig, TlsFault, TlsVersion,
-    UnixConfig, WsConfig, tls_faults,
+    ClientAuth, Config, ConnectionRateConfig, DoorConfig, Identity, Networks, Secret, TlsConfig,
+    TlsFault, TlsVersion, UnixConfig, WsConfig, tls_faults,
 };
 
 /// A listener on a port, and its keys.
@@ -98,6 +98,14 @@ const SSL: (Keys, TlsKeys) = (door!("ssl"), tls!("ssl"));
 const WS: (Keys, WsKeys) = (door!("ws"), ws!("ws"));
 const WSS: (Keys, TlsKeys, WsKeys) = (door!("wss"), tls!("wss"), ws!("wss"));
 
+fn connection_rate(r: &mut Reader<'_>) -> ConnectionRateConfig {
+    let enabled = r.flag("listener.connection-rate.enabled");
+    let node = r.counts_or_none("listener.connection-rate.config", "connections");
+    let source = r.counts_or_none("listener.connection-rate.per-ip-config", "connections");
+    let config = ConnectionRateConfig { node, source };
+    if enabled { config } else { ConnectionRateConfig::default() }
+}
+
 pub(super) fn read(r: &mut Reader<'_>) -> Config {
     let proxy = r.flag("listener.proxy_enabled");
     let (tcp, ssl) = (door(r, &TCP, proxy), door(r, &SSL.0, proxy));
@@ -118,6 +126,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
         so_send_buffer_bytes: buffer(r, "listener.so_send_buffer"),
         max_connections: connections(r, "listener.max_connections"),
         max_connections_per_address: connections(r, "listener.max_connections_per_address"),
+        connection_rate: connection_rate(r),
         max_handshakes: r.size("listener.max_handshakes", "connections", 1..=1_000_000),
         connect_timeout: millis(r, "mqtt.connect.timeout-ms", 100, 600_000),
         trusted: r.read("listener.proxy_trusted_networks", "networks".into(), Networks::parse),

@@ -241,5 +241,5 @@ fn overruled(
 
 /// A value as it may be shown.
 pub(super) fn shown(key: &str, value: String) -> String {
-    if SECRETS.contains(&key) { SECRET.to_owned() } else { value }
+    if SECRETS.contains(&key) || key.ends_with("password") { SECRET.to_owned() } else { value }
 }

@@ -11,6 +11,7 @@ mod foreign;
 mod load;
 mod placeholder;
 mod reader;
+mod redis;
 mod rooms;
 mod security;
 mod tree;
@@ -20,6 +21,7 @@ mod manual;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +41,8 @@ pub struct Config {
     pub storage: crate::storage::Config,
     pub admin: crate::admin::Config,
     pub telemetry: crate::telemetry::Config,
+    /// The signed plan; `None`: there is none.
+    pub plan_file: Option<PathBuf>,
 }
 
 /// The process as a whole.

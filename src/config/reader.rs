@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::fault::{Fault, Origin};
 use super::load::shown;
-use crate::telemetry::RateWindows;
+use crate::limits::RateWindows;
 
 /// One key's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +162,27 @@ impl<'a> Reader<'a> {
         self.read(key, "folder".into(), |text| (!text.is_empty()).then_some(text))
     }
 
+    /// One or more servers; empty is none.
+    pub(super) fn hosts(&mut self, key: &'static str) -> Vec<(String, u16)> {
+        self.read(key, "host:port,host:port,…".into(), |text| {
+            let host = |text: &str| {
+                let (host, port) = text.rsplit_once(':')?;
+                let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                let host = bare.unwrap_or(host);
+                let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+                (!host.is_empty()).then(|| (host.to_owned(), port))
+            };
+            let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+            texts.map(host).collect()
+        })
+    }
+
+    /// What may stand before every key of a store: no braces, for they decide the slot.
+    pub(super) fn key_prefix(&mut self, key: &'static str) -> &'a str {
+        let fits = |text: &str| text.len() <= 200 && !text.contains(['{', '}']);
+        self.read(key, "text without braces".into(), |text| fits(text).then_some(text))
+    }
+
     pub(super) fn file(&mut self, key: &'static str) -> PathBuf {
         self.read(key, "file".into(), |text| (!text.is_empty()).then(|| text.into()))
     }
@@ -184,9 +205,29 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Windows of messages and of bytes.
     pub(super) fn rate(&mut self, key: &'static str) -> RateWindows {
-        let form = "messages:seconds,messages:seconds,…".into();
+        let form = "messages:seconds,bytes:bytes:seconds,…".into();
         self.read(key, form, RateWindows::parse)
+    }
+
+    /// Windows of `things`.
+    pub(super) fn counts(&mut self, key: &'static str, things: &str) -> RateWindows {
+        let form = format!("{things}:seconds,{things}:seconds,…");
+        self.read(key, form, RateWindows::parse_counts)
+    }
+
+    /// The same; `None` when empty.
+    pub(super) fn counts_or_none(
+        &mut self,
+        key: &'static str,
+        things: &str,
+    ) -> Option<RateWindows> {
+        let form = format!("{things}:seconds,{things}:seconds,… or empty");
+        self.read(key, form, |text| match text {
+            "" => Some(None),
+            text => RateWindows::parse_counts(text).map(Some),
+        })
     }
 
     /// Names out of `known`, or `*` for all; tells for each whether it is there.

@@ -1,15 +1,15 @@
 //! Typed values → each room's `Config`: the only place that knows which key goes where.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::reader::Reader;
 use super::{Config, ServiceConfig, doors};
-use crate::limits::KB;
+use crate::limits::{KB, RateWindows};
 use crate::session::TotalRate;
 use crate::storage::{EmbeddedConfig, SyncMode};
-use crate::telemetry::RateWindows;
 use crate::{admin, delivery, limits, routing, session, storage, telemetry};
 
 const U32_MAX: u64 = u32::MAX as u64;
@@ -33,6 +33,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
         storage: storage(r),
         admin: admin(r),
         telemetry: telemetry(r),
+        plan_file: r.text("license.file").map(PathBuf::from),
     };
     relations(r, &config);
     config
@@ -83,6 +84,7 @@ fn session(r: &mut Reader<'_>) -> session::Config {
             .limit("mqtt.subscription.max-per-client", "subscriptions", U32_MAX)
             .map(|n| n as usize),
         sessions_limit: r.limit("mqtt.sessions-limit", "sessions", U32_MAX),
+        application_clients_limit: r.limit("mqtt.application-clients-limit", "clients", U32_MAX),
         max_session_expiry_secs: r
             .limit("mqtt.client-session-expiry.max-expiry-interval", "s", U32_MAX - 1)
             .map(|n| n as u32),
@@ -99,6 +101,7 @@ fn session(r: &mut Reader<'_>) -> session::Config {
             "mqtt.rate-limits.incoming-publish.client-config",
         ),
         total_rate: total_rate(r),
+        new_sessions_until_ms: None,
     }
 }
 
@@ -109,13 +112,14 @@ fn rate(r: &mut Reader<'_>, enabled: &'static str, windows: &'static str) -> Opt
     enabled.then_some(windows)
 }
 
-fn total_rate(r: &mut Reader<'_>) -> Option<TotalRate> {
-    let windows = rate(r, "mqtt.rate-limits.total.enabled", "mqtt.rate-limits.total.config");
+fn total_rate(r: &mut Reader<'_>) -> TotalRate {
+    let enabled = r.flag("mqtt.rate-limits.total.enabled");
+    let windows = r.counts("mqtt.rate-limits.total.config", "messages");
     let block_size = r.limit("mqtt.rate-limits.total.block-size", "tokens", U32_MAX);
     let lease_return = r
         .limit("mqtt.rate-limits.total.lease-return-ms", "ms", 3_600_000)
         .map(Duration::from_millis);
-    windows.map(|windows| TotalRate { windows, block_size, lease_return })
+    TotalRate { windows: enabled.then_some(windows), block_size, lease_return }
 }
 
 fn routing(r: &mut Reader<'_>) -> routing::Config {
@@ -130,11 +134,12 @@ fn routing(r: &mut Reader<'_>) -> routing::Config {
         ),
         retained_max_count: r.limit("mqtt.retain-msg.max-count", "messages", PIB),
         retained_max_bytes: r.limit("mqtt.retain-msg.max-bytes", "bytes", PIB),
-        device_persisted_rate: rate(
-            r,
-            "mqtt.rate-limits.device-persisted-messages.enabled",
-            "mqtt.rate-limits.device-persisted-messages.config",
-        ),
+        device_persisted_rate: {
+            let enabled = r.flag("mqtt.rate-limits.device-persisted-messages.enabled");
+            let key = "mqtt.rate-limits.device-persisted-messages.config";
+            let windows = r.counts(key, "messages");
+            enabled.then_some(windows)
+        },
     }
 }
 
@@ -181,7 +186,9 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
         0 => SyncMode::Always,
         _ => SyncMode::Never,
     };
+    let redis = super::redis::read(r);
     storage::Config {
+        redis,
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),
             sync,
@@ -221,7 +228,8 @@ fn admin(r: &mut Reader<'_>) -> admin::Config {
 fn telemetry(r: &mut Reader<'_>) -> telemetry::Config {
     let enabled = r.flag("stats.enabled");
     let period = millis(r, "stats.print-interval-ms", 1000, 86_400_000);
-    telemetry::Config { stats_period: enabled.then_some(period) }
+    let ledger = r.flag("mqtt.dropped-msg.enabled");
+    telemetry::Config { stats_period: enabled.then_some(period), ledger }
 }
 
 /// What must hold between values that are each right by themselves.

@@ -82,12 +82,11 @@ fn jwt(r: &mut Reader<'_>) -> JwtConfig {
 }
 
 fn accounts(r: &mut Reader<'_>) -> AccountsConfig {
-    let signing_key = r.secret_bytes("security.jwt.tokenSigningKey", SIGNING_KEY_BYTES);
+    let signing_key = r.secret_bytes("security.jwt.signing-key", SIGNING_KEY_BYTES);
     AccountsConfig {
         username: r.text("security.admin.username").unwrap_or("admin").into(),
         password: r.secret("security.admin.password").map(Arc::from),
         signing_key: signing_key.map(Arc::from),
-        issuer: r.text("security.jwt.tokenIssuer").unwrap_or("sluice").into(),
         token_life: seconds(r, "security.jwt.tokenExpirationTime", 60, YEAR_S),
         refresh_life: seconds(r, "security.jwt.refreshTokenExpTime", 60, YEAR_S),
     }

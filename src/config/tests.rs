@@ -104,7 +104,7 @@ fn a_tbmq_file_starts_with_one_warning() {
     assert_eq!(loaded.warnings.len(), 1, "{:#?}", loaded.warnings);
     let warning = &loaded.warnings[0];
     for key in [
-        "redis.standalone.host",
+        "redis.pool_config.maxIdle",
         "actors.system.throughput",
         "listener.ws.netty.worker_group_thread_count",
         "spring.mvc.cors.mappings.[/api/**].allowed-origin-patterns",
@@ -238,10 +238,18 @@ fn short_and_long_rate_limit_keys_are_read() {
 
 #[test]
 fn a_limit_that_nobody_enforces_yet_is_said_so() {
-    let loaded = good("", &[("MQTT_TOTAL_RATE_LIMITS_ENABLED", "true")]);
+    let loaded = good("", &[("MQTT_APPLICATION_CLIENTS_LIMIT", "5")]);
     assert_eq!(loaded.warnings.len(), 1);
     assert!(loaded.warnings[0].contains("not enforced"), "{:?}", loaded.warnings);
-    let total = loaded.config.session.total_rate.unwrap();
+}
+
+/// QUO-6, QUO-7
+#[test]
+fn the_quota_has_a_block_and_a_tick() {
+    let loaded = good("", &[("MQTT_TOTAL_RATE_LIMITS_ENABLED", "true")]);
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    let total = loaded.config.session.total_rate;
+    assert!(total.windows.is_some());
     assert_eq!(total.block_size, None);
     assert_eq!(total.lease_return, Some(Duration::from_secs(1)));
 }

@@ -14,7 +14,7 @@ use super::packet_ids::{InFlight, PacketIds, Stage};
 use super::socket::Socket;
 use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
-use super::{Config, Outgoing, Settings};
+use super::{Config, Outgoing, Settings, Toll};
 use crate::codec::PublishHead;
 use crate::mqtt::{Delivery, PacketId, QoS};
 use crate::storage::{Batch, IdRun, MessageRef, QueueKey};
@@ -251,13 +251,16 @@ impl Channel {
     }
 
     /// A copy that comes from no queue.
-    pub(super) fn offer(&mut self, copy: &Outgoing<'_>, config: &Config) {
+    pub(super) fn offer(&mut self, copy: &Outgoing<'_>, config: &Config, toll: &mut Toll<'_>) {
         if self.closing {
-            return telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, 1);
+            return self.lost(DropReason::SessionEnded, copy);
         }
         self.note_live(copy);
         if !self.marks.is_writable() {
-            return telemetry::dropped(DropReason::ChannelNotWritable, Direction::Outbound, 1);
+            return self.lost(DropReason::ChannelNotWritable, copy);
+        }
+        if !toll.pays(copy) {
+            return self.lost(DropReason::RateLimits, copy);
         }
         let waits = self.delayed() > 0 || self.credit.left() == 0;
         if copy.delivery.qos.is_acknowledged() && waits {
@@ -271,19 +274,20 @@ impl Channel {
         if copy.delivery.qos.is_acknowledged() {
             self.send_with_new_id(copy);
         } else {
-            count_unsent(self.send(copy, None, false));
+            let sent = self.send(copy, None, false);
+            self.count_unsent(sent, copy);
         }
     }
 
     fn send_with_new_id(&mut self, copy: &Outgoing<'_>) {
         let Some(id) = self.ids.allocate() else {
-            return telemetry::dropped(DropReason::InternalError, Direction::Outbound, 1);
+            return self.lost(DropReason::InternalError, copy);
         };
         let sent = self.send(copy, Some(id), false);
         if sent == Sent::Yes {
             self.book(id, 0, copy.delivery);
         }
-        count_unsent(sent);
+        self.count_unsent(sent, copy);
     }
 
     /// Takes the credit and enters the id: called for every QoS 1 or 2 PUBLISH that was queued.
@@ -297,7 +301,7 @@ impl Channel {
     fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {
         if self.delayed() >= config.delayed_messages {
             metrics::FLOW_DROPS_OVERFLOW.inc();
-            return telemetry::dropped(DropReason::InflightWindowExceeded, Direction::Outbound, 1);
+            return self.lost(DropReason::InflightWindowExceeded, copy);
         }
         let message = keep(copy.batch, copy.index);
         let view = message.view();
@@ -322,19 +326,19 @@ impl Channel {
                 return;
             };
             self.left(next.bytes);
-            let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
-            if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
-                metrics::FLOW_DROPS_TTL.inc();
-                let reason = DropReason::InflightWindowExceeded;
-                telemetry::dropped(reason, Direction::Outbound, 1);
-                continue;
-            }
             let copy = Outgoing {
                 batch: next.message.batch(),
                 index: next.message.index(),
                 delivery: next.delivery,
                 subscription_ids: &next.subscription_ids,
+                paid: true,
             };
+            let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
+            if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
+                metrics::FLOW_DROPS_TTL.inc();
+                self.lost(DropReason::InflightWindowExceeded, &copy);
+                continue;
+            }
             self.send_with_new_id(&copy);
         }
     }
@@ -445,15 +449,34 @@ impl Channel {
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
-        let lost = self.delayed();
-        if lost > 0 {
-            telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost as u64);
+        for one in self.delayed.take().into_iter().flat_map(|delayed| *delayed) {
+            self.lost_on(DropReason::SessionEnded, one.message.view().topic);
         }
         self.tally.tell(0, 0);
         self.socket = None;
-        self.delayed = None;
         self.non_writable = None;
         self.replay_guard = None;
+    }
+
+    fn lost(&self, reason: DropReason, copy: &Outgoing<'_>) {
+        self.lost_on(reason, copy.batch.view(copy.index).topic);
+    }
+
+    fn lost_on(&self, reason: DropReason, topic: &str) {
+        let client = self.settings.client_id.as_str();
+        telemetry::dropped_of(reason, Direction::Outbound, client, topic, 1);
+    }
+
+    pub(super) fn count_unsent(&self, sent: Sent, copy: &Outgoing<'_>) {
+        match sent {
+            Sent::Yes => {}
+            Sent::TooLarge => self.lost(DropReason::PacketTooLarge, copy),
+            Sent::Expired => self.lost(DropReason::MessageExpired, copy),
+            Sent::Denied => {
+                metrics::AUTHORIZATION_DELIVER.inc();
+                self.lost(DropReason::NotAuthorized, copy);
+            }
+        }
     }
 
     /// Tells the metrics what changed: called once for all that was done under one lock.
@@ -482,20 +505,4 @@ fn keep(batch: &Arc<Batch>, index: usize) -> MessageRef {
     let view = message.view();
     let own = view.topic.len() + view.properties.len() + view.payload.len();
     if own * 4 < batch.body().len() { message.detached() } else { message }
-}
-
-pub(super) fn count_unsent(sent: Sent) {
-    match sent {
-        Sent::Yes => {}
-        Sent::TooLarge => {
-            telemetry::dropped(DropReason::PacketTooLarge, Direction::Outbound, 1);
-        }
-        Sent::Expired => {
-            telemetry::dropped(DropReason::MessageExpired, Direction::Outbound, 1);
-        }
-        Sent::Denied => {
-            metrics::AUTHORIZATION_DELIVER.inc();
-            telemetry::dropped(DropReason::NotAuthorized, Direction::Outbound, 1);
-        }
-    }
 }

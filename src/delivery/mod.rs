@@ -19,6 +19,7 @@ mod pull;
 mod socket;
 mod subscriber;
 mod tally;
+mod toll;
 mod watermark;
 mod writer;
 
@@ -33,6 +34,7 @@ pub use gate::Gate;
 pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use socket::Socket;
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
+pub use toll::Toll;
 pub use writer::write;
 
 use crate::mqtt::{ClientId, Delivery, ProtocolVersion};
@@ -63,4 +65,6 @@ pub struct Outgoing<'a> {
     pub index: usize,
     pub delivery: Delivery,
     pub subscription_ids: &'a [u32],
+    /// Charged at admission, or with the cursor that brings it: it pays no toll.
+    pub paid: bool,
 }

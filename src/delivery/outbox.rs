@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::answers::Receiving;
 use super::backlog::Backlog;
 use super::channel::Channel;
-use super::{Config, Outgoing, Settings, Socket};
+use super::{Config, Outgoing, Settings, Socket, Toll};
 use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{DeviceQueues, QueueKey, QueueState};
@@ -111,10 +111,10 @@ impl Outbox {
     }
 
     /// Offers copies that come from no queue: one lock, one write or wake-up.
-    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>) {
+    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>, toll: &mut Toll<'_>) {
         let mut channel = self.channel.lock();
         for copy in copies {
-            channel.offer(&copy, &self.config);
+            channel.offer(&copy, &self.config, toll);
         }
         self.leave(channel);
     }

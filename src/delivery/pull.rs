@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::answers::{RESERVE_TICKET, release};
-use super::channel::{Channel, Reservation, Sent, count_unsent};
+use super::channel::{Channel, Reservation, Sent};
 use super::out_buffer::OutBuffer;
 use super::packet_ids::{InFlight, Stage};
 use super::{Outbox, Outgoing};
@@ -64,7 +64,7 @@ impl Outbox {
             match channel.send(&outgoing(entry), Some(id), false) {
                 Sent::Yes => channel.book(id, seq, entry.delivery),
                 unsent => {
-                    count_unsent(unsent);
+                    channel.count_unsent(unsent, &outgoing(entry));
                     self.give_up(&channel, seq);
                 }
             }
@@ -192,6 +192,7 @@ impl Outbox {
             index: message.message.index(),
             delivery: message.delivery,
             subscription_ids: &message.subscription_ids,
+            paid: true,
         };
         // A QoS 2 exchange that may have begun goes on, whatever its expiry: the receiver may hold
         // its id, and would take the next message under it for a repeat (QOS-08).
@@ -201,7 +202,7 @@ impl Outbox {
         match sent {
             Sent::Yes => channel.book(id, message.seq, message.delivery),
             unsent => {
-                count_unsent(unsent);
+                channel.count_unsent(unsent, &copy);
                 self.give_up(channel, message.seq);
             }
         }
@@ -215,5 +216,6 @@ fn outgoing(entry: &QueueEntry) -> Outgoing<'_> {
         index: entry.message.index(),
         delivery: entry.delivery,
         subscription_ids: &entry.subscription_ids,
+        paid: true,
     }
 }

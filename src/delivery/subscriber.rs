@@ -44,6 +44,10 @@ impl Slot {
         self.state.lock().clone()
     }
 
+    pub fn is_persistent(&self) -> bool {
+        self.state.lock().persistent
+    }
+
     pub fn is_connected(&self) -> bool {
         self.state.lock().outbox.is_some()
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, DuplexStream};
 use tokio::time::Instant;
 
-use super::{ClientAck, Config, Outbox, Outgoing, Settings};
+use super::{ClientAck, Config, Outbox, Outgoing, Settings, Toll};
 use crate::codec::{self, AckKind, Packet, Peer};
 use crate::mqtt::{ClientId, Delivery, PacketId, ProtocolVersion, QoS, ReasonCode};
 use crate::storage::{
     Batch, BatchBuilder, DeviceQueues, Faults, Kind, Memory, MemoryConfig, MessageRef, MessageView,
-    Position, Publisher, QueueAppend, QueueEntry, QueueKey, SourceId,
+    Position, Publisher, Purse, QueueAppend, QueueEntry, QueueKey, SourceId,
 };
 use crate::telemetry::task;
 
@@ -254,11 +254,12 @@ async fn a_retained_copy_does_not_hide_itself_from_another_cursor() {
     let bench = Bench::new(10).await;
     let batch = batch(1, QoS::AtLeastOnce, true);
     let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-    let copy = Outgoing { batch: &batch, index: 0, delivery, subscription_ids: &[] };
+    let copy = Outgoing { batch: &batch, index: 0, delivery, subscription_ids: &[], paid: false };
     let (_one, _other) = (bench.outbox.open_cursor(), bench.outbox.open_cursor());
     assert!(bench.outbox.offer_retained(&copy));
     assert!(!bench.outbox.went_live("t"));
-    bench.outbox.offer([copy].into_iter());
+    let mut purse = Purse::UNLIMITED;
+    bench.outbox.offer([copy].into_iter(), &mut Toll { outgoing: None, purse: &mut purse });
     assert!(bench.outbox.went_live("t"));
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::networks::Networks;
+use super::rate::ConnectionRateConfig;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -24,6 +25,8 @@ pub struct Config {
     pub max_connections: Option<usize>,
     /// Connections of one address, over all listeners; `None`: no limit. More are closed.
     pub max_connections_per_address: Option<usize>,
+    /// How fast connections may come, over all listeners. Faster: closed.
+    pub connection_rate: ConnectionRateConfig,
     /// Connections on their way to a complete CONNECT, over all listeners. Full: the oldest goes,
     /// if it is older than `HANDSHAKE_GRACE_MS`; else the new one waits in the kernel.
     pub max_handshakes: usize,
@@ -49,6 +52,7 @@ impl Default for Config {
             so_send_buffer_bytes: None,
             max_connections: None,
             max_connections_per_address: None,
+            connection_rate: ConnectionRateConfig::default(),
             max_handshakes: 100,
             connect_timeout: Duration::from_secs(10),
             trusted: Networks::default(),

@@ -12,6 +12,7 @@ mod halves;
 mod networks;
 mod places;
 mod proxy;
+mod rate;
 mod stream;
 mod tls;
 mod way;
@@ -28,6 +29,7 @@ pub use config::{
     ClientAuth, Config, DoorConfig, Identity, Secret, TlsConfig, TlsVersion, UnixConfig, WsConfig,
 };
 pub use networks::Networks;
+pub use rate::ConnectionRateConfig;
 pub use tls::{Certificates, TlsFault, faults as tls_faults};
 
 use bind::{Accepted, Listening};

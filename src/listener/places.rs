@@ -11,6 +11,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use super::Config;
+use super::rate::ConnectionRate;
 use crate::limits::HANDSHAKE_GRACE_MS;
 use crate::telemetry::{Door, Turned};
 
@@ -26,6 +27,7 @@ pub(super) struct House {
     permits: Arc<Semaphore>,
     openings: Arc<Openings>,
     addresses: Option<Arc<Addresses>>,
+    rate: ConnectionRate,
 }
 
 impl House {
@@ -34,14 +36,19 @@ impl House {
             .max_connections_per_address
             .map(|most| Arc::new(Addresses { most, counts: Mutex::default() }));
         let openings = Openings { most: config.max_handshakes, ..Openings::default() };
-        Self { permits: permits(config.max_connections), openings: Arc::new(openings), addresses }
+        let rate = ConnectionRate::new(&config.connection_rate);
+        let permits = permits(config.max_connections);
+        Self { permits, openings: Arc::new(openings), addresses, rate }
     }
 
-    /// Counts a connection of `address`, or says that it has too many.
+    /// Counts a connection of `address`, or says that it has too many, or that they come too fast.
     pub(super) fn admit(
         &self,
         address: Option<SocketAddr>,
     ) -> Result<Option<Box<Admitted>>, Turned> {
+        if address.is_some_and(|address| !self.rate.admit(address.ip())) {
+            return Err(Turned::Rate);
+        }
         match (&self.addresses, address) {
             (Some(addresses), Some(address)) => {
                 addresses.admit(address.ip()).map(|admitted| Some(Box::new(admitted)))

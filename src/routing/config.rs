@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::telemetry::RateWindows;
+use crate::limits::RateWindows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {

@@ -11,11 +11,12 @@ use tokio::time::Instant;
 use super::assign::{Assignment, assign};
 use super::decisions::Decisions;
 use super::judge::Judge;
+use super::limits::Limits;
 use super::retained_table::RetainedTable;
 use super::runs::{Copy, Runs};
 use super::subscriptions::{Entry, Inner, Subscriptions};
 use super::{Pick, Standing, Subscriber, Turn};
-use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots};
+use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots, Toll};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{
     Appended, Batch, DeviceQueues, DirectCopy, Kind, LogBatch, LogConsumer, LogItem, MessageRef,
@@ -80,6 +81,7 @@ pub struct Parts {
     pub log: Arc<dyn PublishLog>,
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
+    pub limits: Arc<Limits>,
     /// `mqtt.shared-subscriptions.skip-non-writable`.
     pub turn: Turn,
     /// What copies without a Subscription Identifier share.
@@ -226,8 +228,9 @@ impl Parts {
                     }
                     Pick::Nobody => {
                         nobody = true;
-                        let reason = DropReason::NoSubscribers;
-                        telemetry::dropped(reason, Direction::Outbound, 1);
+                        let (why, by) = (DropReason::NoSubscribers, batch.publisher());
+                        let client = by.client_id.as_str();
+                        telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
                     }
                 }
             },
@@ -248,7 +251,8 @@ impl Parts {
         tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
         // A group's copy that nobody could take is counted already, or its copy follows.
         if runs.copies() == before && !nobody {
-            telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
+            let reason = DropReason::NoSubscribers;
+            telemetry::dropped_of(reason, Direction::Inbound, client.as_str(), view.topic, 1);
         }
     }
 
@@ -282,6 +286,8 @@ impl Parts {
         decisions: &mut Decisions,
     ) {
         let started = Instant::now();
+        let mut admitted = self.admit_queued(batch, &stretch, runs).await;
+        let mut purse = self.purse(runs).await;
         let mut queued = self.direct_copies(batch, stretch, decisions);
         let mut assignments = Vec::new();
         for run in runs.iter() {
@@ -289,8 +295,9 @@ impl Parts {
             let SlotView { incarnation, persistent, outbox } = slot.view();
             if persistent {
                 let queue = QueueKey::Client(slot.client_id().clone());
-                assignments.extend(self.assignments(batch, &queue, incarnation, &run.copies));
-                let entries = self.entries(batch, &run.copies);
+                let copies = admitted.of(batch, &slot, &run.copies);
+                assignments.extend(self.assignments(batch, &queue, incarnation, &copies));
+                let entries = self.entries(batch, &copies);
                 if !entries.is_empty() {
                     let append = QueueAppend { queue, incarnation, entries };
                     queued.push(Queued { append, slot: Some(Arc::clone(&slot)), live: true });
@@ -298,15 +305,19 @@ impl Parts {
             }
             let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
             match outbox {
-                Some(outbox) => outbox.offer(live.map(|copy| outgoing(batch, copy))),
+                Some(outbox) => {
+                    let outgoing_rate = self.outgoing_rate(&slot);
+                    let mut toll = Toll { outgoing: outgoing_rate, purse: &mut purse };
+                    outbox.offer(live.map(|copy| outgoing(batch, copy)), &mut toll);
+                }
                 // A QoS 0 copy for a session that is away: nobody was promised it.
                 None if persistent => {}
                 None => {
-                    let lost = live.count() as u64;
-                    telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                    live.for_each(|copy| lost(DropReason::SessionEnded, &slot, batch, copy));
                 }
             }
         }
+        self.give_change(purse);
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
         if !queued.is_empty() {
             self.enqueue(queued).await;
@@ -335,7 +346,14 @@ impl Parts {
                 let lost = append.entries.len() as u64;
                 metrics::DEVICE_TOTAL.add(lost);
                 metrics::DEVICE_FAILED.add(lost);
-                telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost);
+                let client = match &append.queue {
+                    QueueKey::Client(id) => id.as_str(),
+                    QueueKey::Group(name) => name,
+                };
+                for entry in &append.entries {
+                    let (why, topic) = (DropReason::SessionEnded, entry.message.view().topic);
+                    telemetry::dropped_of(why, Direction::Outbound, client, topic, 1);
+                }
                 continue;
             };
             let taken = (append.entries.len() - skipped) as u64;
@@ -459,6 +477,13 @@ fn item<'a>(batch: &'a LogBatch, copy: &Copy) -> (Position, &'a Arc<Batch>) {
     }
 }
 
+/// One copy that its recipient will not get.
+pub(super) fn lost(reason: DropReason, of: &Slot, batch: &LogBatch, copy: &Copy) {
+    let (_, publishes) = item(batch, copy);
+    let topic = publishes.view(copy.index as usize).topic;
+    telemetry::dropped_of(reason, Direction::Outbound, of.client_id().as_str(), topic, 1);
+}
+
 fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {
     let (_, publishes) = item(batch, copy);
     Outgoing {
@@ -466,5 +491,6 @@ fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {
         index: copy.index as usize,
         delivery: copy.delivery,
         subscription_ids: copy.ids(),
+        paid: copy.group.is_some(),
     }
 }

@@ -81,6 +81,16 @@ impl<K: Eq + Hash, E> SubscriptionIndex<K, E> {
         self.plain.get(filter.as_str(), key)
     }
 
+    /// Visits each matching group once.
+    pub fn matches_groups(&self, topic: &str, shared: &mut impl FnMut(&Group<K, E>)) {
+        if self.members > 0 {
+            self.shared.matches(topic, &mut |one| {
+                let group = self.groups.get(one.key);
+                shared(group.expect("a group leaves the trie with its last member"));
+            });
+        }
+    }
+
     /// Visits each matching plain subscription once, then each matching group once.
     pub fn matches(
         &self,
@@ -89,9 +99,6 @@ impl<K: Eq + Hash, E> SubscriptionIndex<K, E> {
         shared: &mut impl FnMut(&Group<K, E>),
     ) {
         self.plain.matches(topic, plain);
-        self.shared.matches(topic, &mut |one| {
-            let group = self.groups.get(one.key);
-            shared(group.expect("a group leaves the trie with its last member"));
-        });
+        self.matches_groups(topic, shared);
     }
 }

@@ -7,13 +7,16 @@
 //! (invariant 8).
 
 mod assign;
+mod charges;
 mod config;
 mod decisions;
 mod dispatcher;
+mod fan_out;
 mod id_table;
 mod index;
 mod judge;
 mod label;
+mod limits;
 mod retained;
 mod retained_table;
 mod rows;
@@ -28,6 +31,7 @@ pub use config::Config;
 pub use dispatcher::{Parts, Progress, run};
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
+pub use limits::Limits;
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
 pub use rows::{SubscriptionRow, decode_row, encode_row};

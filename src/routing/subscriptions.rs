@@ -8,6 +8,7 @@
 use std::collections::hash_map::Entry as Place;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -29,8 +30,9 @@ pub struct Entry {
 /// The index, and each session's own list of filters.
 #[derive(Debug)]
 pub struct Subscriptions {
-    slots: Arc<Slots>,
+    pub(super) slots: Arc<Slots>,
     inner: RwLock<Inner>,
+    pub(super) version: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -57,12 +59,17 @@ struct Change {
 
 impl Subscriptions {
     pub fn new(slots: Arc<Slots>) -> Self {
-        Self { slots, inner: RwLock::default() }
+        Self { slots, inner: RwLock::default(), version: AtomicU64::new(0) }
     }
 
     /// For matching: held for one batch.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, Inner> {
         self.inner.read()
+    }
+
+    /// What a message is routed by has changed, or will have for those that are still to come.
+    pub fn touch(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Brings what the dispatcher sees up to `position`.
@@ -82,6 +89,7 @@ impl Subscriptions {
             inner.put(change.slot, &change.filter, change.entry);
         }
         inner.tell();
+        self.touch();
     }
 
     /// The options under which the session is subscribed to exactly `filter`.
@@ -145,6 +153,7 @@ impl Subscriptions {
             filters.push(filter.clone());
         }
         inner.change(position, slot.id(), filter, Some(entry));
+        self.touch();
         true
     }
 
@@ -180,6 +189,7 @@ impl Subscriptions {
             });
         }
         inner.tell();
+        self.touch();
     }
 }
 

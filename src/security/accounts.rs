@@ -18,6 +18,8 @@ use crate::storage::{Follower, Position, Row, StorageError, Table};
 use crate::telemetry::{clock, metrics};
 
 const ACCOUNT: &str = "account/";
+/// Who tokens say that they are from.
+const ISSUER: &str = "sluice";
 const SIGNING_KEY: &str = "signing-key";
 
 /// What an account may do.
@@ -151,7 +153,7 @@ impl Accounts {
             let life = if refresh { config.refresh_life } else { config.token_life };
             let claims = Claims {
                 sub: account.username.clone(),
-                iss: config.issuer.to_string(),
+                iss: ISSUER.to_owned(),
                 iat: now,
                 exp: now + life.as_secs(),
                 role: account.role,
@@ -173,7 +175,7 @@ impl Accounts {
         let key = DecodingKey::from_secret(&self.key(config)?).ok()?;
         let mut validation = Validation::new(Algorithm::HS512);
         validation.leeway = 0;
-        validation.set_issuer(&[&config.issuer]);
+        validation.set_issuer(&[ISSUER]);
         validation.set_required_spec_claims(&["exp", "iss", "sub"]);
         let claims = jsonwebtoken::decode::<Claims>(token, &key, &validation).ok()?.claims;
         let account = self.get(&claims.sub)?;
@@ -239,7 +241,6 @@ mod tests {
             username: "admin".into(),
             password: None,
             signing_key: None,
-            issuer: "us".into(),
             token_life: Duration::from_secs(60),
             refresh_life: Duration::from_secs(600),
         }

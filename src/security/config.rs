@@ -36,7 +36,6 @@ impl Default for Config {
                 username: "admin".into(),
                 password: None,
                 signing_key: None,
-                issuer: "sluice".into(),
                 token_life: Duration::from_secs(60),
                 refresh_life: Duration::from_secs(60),
             },
@@ -100,7 +99,6 @@ pub struct AccountsConfig {
     pub password: Option<Arc<str>>,
     /// What tokens are signed with; `None`: a key is made at the first start.
     pub signing_key: Option<Arc<[u8]>>,
-    pub issuer: Arc<str>,
     pub token_life: Duration,
     pub refresh_life: Duration,
 }

@@ -8,6 +8,7 @@ use super::conn::{About, Conn, End};
 use super::context::Context;
 use super::inbound::Exchanges;
 use super::lifecycle;
+use super::places::Place;
 use super::registry::{Locked, Session};
 use super::rows::WillRow;
 use crate::codec::{Connect, Disconnect, Packet};
@@ -15,7 +16,9 @@ use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
-use crate::telemetry::{clock, metrics, task};
+use crate::telemetry::{Throttle, clock, metrics, task};
+
+static NO_PLAN: Throttle = Throttle::per_minute();
 
 /// What a CONNECT asks for, after it was checked.
 pub(super) struct Ask {
@@ -51,10 +54,7 @@ pub(super) async fn claim(
     let locked = tokio::time::timeout_at(deadline, context.registry.lock(&ask.client_id)).await;
     let mut locked = locked.map_err(|_| ReasonCode::ServerUnavailable)?;
     let now_ms = clock::wall_ms();
-    let is_new = locked.session().is_none();
-    if is_new && over_limit(context) {
-        return Err(ReasonCode::QuotaExceeded);
-    }
+    let place = place(context, locked.session().as_ref())?;
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
@@ -78,6 +78,7 @@ pub(super) async fn claim(
         open_ids: Arc::clone(&open_ids),
         timer_ms: None,
         stored: persistent || ask.will.is_some(),
+        place,
     };
     let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
     if let Some((earlier, _)) = &earlier {
@@ -96,8 +97,8 @@ pub(super) async fn claim(
     }
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
-    let slot = context.slots.ensure(&ask.client_id);
-    slot.set(SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) });
+    let view = SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) };
+    show(context, &ask.client_id, view);
     if persistent {
         let queue = QueueKey::Client(ask.client_id.clone());
         match context.queues.open(&queue, incarnation).await {
@@ -113,10 +114,30 @@ pub(super) async fn claim(
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
 }
 
-fn over_limit(context: &Context) -> bool {
-    // The entry of the client that asks is in the registry already.
-    let sessions = || context.registry.sessions() as u64;
-    context.config.sessions_limit.is_some_and(|limit| sessions() > limit)
+/// Shows routing how the session stands.
+fn show(context: &Context, client_id: &ClientId, view: SlotView) {
+    let slot = context.slots.ensure(client_id);
+    if slot.is_persistent() != view.persistent {
+        context.subscriptions.touch();
+    }
+    slot.set(view);
+}
+
+/// The session's place, or one for one more session, if there may be one.
+fn place(context: &Context, known: Option<&Session>) -> Result<Arc<Place>, ReasonCode> {
+    if let Some(known) = known {
+        return Ok(Arc::clone(&known.place));
+    }
+    let until_ms = context.config.new_sessions_until_ms;
+    let over = until_ms.is_some_and(|until_ms| clock::wall_ms() >= until_ms);
+    if over && let Some(unsaid) = NO_PLAN.ready() {
+        tracing::error!(unsaid, "the plan expired: no new session is taken");
+    }
+    let place = context.places.take(context.config.sessions_limit).filter(|_| !over);
+    place.map(Arc::new).ok_or_else(|| {
+        metrics::LIMITED_SESSIONS.inc();
+        ReasonCode::QuotaExceeded
+    })
 }
 
 impl Ask {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::telemetry::RateWindows;
+use crate::limits::RateWindows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -37,6 +37,8 @@ pub struct Config {
     pub max_subscriptions_per_client: Option<usize>,
     /// Sessions, connected or not; `None`: no limit. More: CONNACK 0x97 (v3: 3).
     pub sessions_limit: Option<u64>,
+    /// Persistent APPLICATION clients; `None`: no limit. More: CONNACK 0x97 (v3: 3).
+    pub application_clients_limit: Option<u64>,
     /// Cap of a v5 Session Expiry Interval; `None`: no cap.
     pub max_session_expiry_secs: Option<u32>,
     /// Life of an idle v3 persistent session; `None`: for ever.
@@ -47,14 +49,18 @@ pub struct Config {
     pub response_info: Option<Arc<str>>,
     /// Publishes of one client (LIM-1); `None`: not limited.
     pub incoming_rate: Option<RateWindows>,
-    /// The whole node's budget (QUO-1, older form); `None`: not limited.
-    pub total_rate: Option<TotalRate>,
+    /// The cluster's budget (QUO-1).
+    pub total_rate: TotalRate,
+    /// Milliseconds of wall clock from which on no new session is taken, for want of a plan:
+    /// CONNACK 0x97 (v3: 3); `None`: always.
+    pub new_sessions_until_ms: Option<u64>,
 }
 
-/// The throughput quota in its older form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The throughput quota.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TotalRate {
-    pub windows: RateWindows,
+    /// `None`: not limited.
+    pub windows: Option<RateWindows>,
     /// Tokens per draw; `None`: a tenth of the sustained rate, at least 1 (QUO-6).
     pub block_size: Option<u64>,
     /// How often unused tokens go back; `None`: never (QUO-7).

@@ -18,7 +18,7 @@ use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
 use super::edges::{LAST_WORDS, NoConnect, first_packet, linger, say_last, too_many_behind};
-use super::inbound::{AckWindow, Inbound};
+use super::inbound::{AckWindow, Inbound, Taken};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
 use super::reauthenticate;
@@ -129,6 +129,8 @@ enum Step {
     Read,
     /// The read-ahead is used up, or the batch is full.
     Flush,
+    /// The quota has to be asked; then the same packet comes again.
+    Charge,
     Subscribe(Subscribe),
     Unsubscribe(Unsubscribe),
     Auth(Box<Auth>),
@@ -183,7 +185,8 @@ impl SessionTask {
         let is_v5 = version.is_v5();
         let budget = Arc::clone(&context.budget);
         let retained = Arc::clone(&context.retained);
-        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget, retained);
+        let quota = context.limits.throughput.clone();
+        let window = AckWindow::new(Arc::clone(&conn), is_v5, open_ids, budget, retained, quota);
         let incarnation = publisher.incarnation;
         let inbound = Inbound::new(Arc::clone(&context), publisher, window, is_v5);
         let (needed, acks) = (0, Vec::new());
@@ -255,6 +258,7 @@ impl SessionTask {
         }
         match step {
             Step::Read | Step::Flush => {}
+            Step::Charge => return self.inbound.settle_charge(&self.conn).await,
             Step::Subscribe(packet) => return self.subscribe(packet).await,
             Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
             Step::Auth(packet) => {
@@ -292,6 +296,9 @@ impl SessionTask {
             let (client, bytes) = (&self.conn.client_id, self.needed);
             tracing::trace!(stop = 3, %client, packet = packet.name(), bytes, "decoded");
             let step = Self::packet(&mut self.inbound, &mut self.acks, &self.conn, packet)?;
+            if matches!(step, Some(Step::Charge)) {
+                break Step::Charge;
+            }
             self.buffer.consume(self.needed);
             if let Some(step) = step {
                 break step;
@@ -311,7 +318,10 @@ impl SessionTask {
         packet: Packet<'_>,
     ) -> Result<Option<Step>, DecodeError> {
         match packet {
-            Packet::Publish(publish) => inbound.publish(&publish)?,
+            Packet::Publish(publish) => {
+                let taken = inbound.publish(&publish)?;
+                return Ok((taken == Taken::Later).then_some(Step::Charge));
+            }
             Packet::Ack(AckKind::Pubrel, ack) => inbound.release(ack.packet_id),
             Packet::Ack(kind, ack) => {
                 acks.push(ClientAck { kind, id: ack.packet_id, reason: ack.reason });

@@ -8,10 +8,11 @@ use tokio::sync::Notify;
 
 use super::Config;
 use super::budget::Budget;
+use super::places::Places;
 use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
-use crate::routing::{Judge, Progress, RetainedTable, Subscriptions};
+use crate::routing::{Judge, Limits, Progress, RetainedTable, Subscriptions};
 use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, PublishLog};
 
@@ -29,6 +30,7 @@ pub struct Handles {
     pub judge: Arc<Judge>,
     pub progress: Arc<Progress>,
     pub security: Arc<Security>,
+    pub limits: Arc<Limits>,
     pub retained_expiry_period: std::time::Duration,
 }
 
@@ -42,6 +44,7 @@ impl std::fmt::Debug for Handles {
 pub(super) struct Context {
     handles: Handles,
     pub(super) registry: Registry,
+    pub(super) places: Places,
     pub(super) budget: Arc<Budget>,
     pub(super) timers: Timers,
     last_epoch: AtomicU64,
@@ -74,6 +77,7 @@ impl Context {
         let budget = Arc::new(Budget::new(handles.config.inbound_budget_bytes));
         Arc::new(Self {
             registry: Registry::default(),
+            places: Places::default(),
             budget,
             timers: Timers::default(),
             last_epoch: AtomicU64::new(0),

@@ -73,7 +73,8 @@ pub(super) fn too_many_behind(
         rest = behind;
     }
     (packets > packets_max).then(|| {
-        telemetry::dropped(DropReason::QuotaExceeded, Direction::Inbound, packets as u64);
+        let (why, lost) = (DropReason::QuotaExceeded, packets as u64);
+        telemetry::dropped_of(why, Direction::Inbound, &connect.client_id, "", lost);
         Refusal {
             version: connect.version,
             reason: ReasonCode::QuotaExceeded,

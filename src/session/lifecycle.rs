@@ -157,6 +157,9 @@ fn publish_will(
 ) {
     let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
     let batch = will.batch(Arc::new(publisher));
+    if !may_publish(context, &batch) {
+        return;
+    }
     let retained = will.retained(&context.retained, &batch);
     metrics::WILLS_PUBLISHED.inc();
     let mut open = append_will(context, &batch, retained.as_ref());
@@ -168,6 +171,20 @@ fn publish_will(
             open = append_will(&context, &batch, retained.as_ref());
         }
     });
+}
+
+/// Wills are charged like publishes (QUO-2); one beyond the budget is lost, and counted.
+fn may_publish(context: &Context, will: &Batch) -> bool {
+    let Some(quota) = &context.limits.throughput else { return true };
+    let (view, publisher) = (will.view(0), &will.publisher().client_id);
+    let cost = 1 + context.subscriptions.fan_out(view.topic, view.qos, publisher);
+    let charged = quota.take_now(cost).is_some();
+    if !charged {
+        metrics::LIMITED_TOTAL.inc();
+        let (why, client) = (DropReason::RateLimits, publisher.as_str());
+        telemetry::dropped_of(why, Direction::Inbound, client, view.topic, 1);
+    }
+    charged
 }
 
 fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
@@ -270,6 +287,7 @@ pub(super) fn load(
         open_ids: Arc::default(),
         timer_ms: None,
         stored: true,
+        place: Arc::new(context.places.take_anyway()),
     };
     if session.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();

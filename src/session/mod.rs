@@ -18,6 +18,7 @@ mod handshake;
 mod inbound;
 mod lifecycle;
 mod overview;
+mod places;
 mod read_buffer;
 mod reauthenticate;
 mod registry;
@@ -37,6 +38,8 @@ pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
+#[doc(hidden)]
+pub use inbound::{Gate, Ruling};
 pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};

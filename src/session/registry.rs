@@ -10,6 +10,7 @@ use tokio::sync::{Mutex as Gate, OwnedMutexGuard};
 
 use super::conn::Conn;
 use super::inbound::Exchanges;
+use super::places::Place;
 use super::rows::WillRow;
 use crate::mqtt::{ClientId, ProtocolVersion};
 use crate::security::Grant;
@@ -35,6 +36,8 @@ pub(super) struct Session {
     pub(super) timer_ms: Option<u64>,
     /// A row of it is in the table for good, so its end needs a tombstone.
     pub(super) stored: bool,
+    /// It counts under the limit of sessions.
+    pub(super) place: Arc<Place>,
 }
 
 impl Session {
@@ -140,10 +143,6 @@ impl Registry {
                 }
             }
         }
-    }
-
-    pub(super) fn sessions(&self) -> usize {
-        self.entries.iter().map(|shard| shard.lock().len()).sum()
     }
 
     pub(super) fn connected(&self) -> usize {

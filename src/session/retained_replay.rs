@@ -76,7 +76,7 @@ impl Replay {
         }
     }
 
-    /// `false` when the connection can't go on.
+    /// `false` when the replay can't go on.
     async fn page(&self, wanted: &Wanted, page: Vec<MessageRef>) -> bool {
         let ids: Vec<u32> = wanted.options.subscription_id.into_iter().collect();
         let mut queued = Vec::new();
@@ -94,12 +94,34 @@ impl Replay {
                 continue;
             }
             let (batch, index) = (message.batch(), message.index());
-            let copy = Outgoing { batch, index, delivery, subscription_ids: &ids };
+            let copy = Outgoing { batch, index, delivery, subscription_ids: &ids, paid: true };
+            if !self.is_paid().await {
+                return false;
+            }
             while !self.conn.outbox.offer_retained(&copy) {
                 self.conn.outbox.ready(qos.is_acknowledged()).await;
             }
         }
-        queued.is_empty() || self.enqueue(&queued, &ids).await
+        let affordable = self.affordable(queued.len()).await;
+        let cut_short = affordable < queued.len();
+        queued.truncate(affordable);
+        (queued.is_empty() || self.enqueue(&queued, &ids).await) && !cut_short
+    }
+
+    /// QUO-4: a retained copy is charged on SUBSCRIBE. Without budget the replay is cut short, and
+    /// nothing counts as dropped (QUO-5).
+    async fn is_paid(&self) -> bool {
+        match &self.context.limits.throughput {
+            None => true,
+            Some(quota) => quota.take(1).await.is_some(),
+        }
+    }
+
+    async fn affordable(&self, copies: usize) -> usize {
+        match &self.context.limits.throughput {
+            None => copies,
+            Some(quota) => quota.take_up_to(copies as u64).await.holds() as usize,
+        }
     }
 
     /// Copies for the session's queue go by way of the log (design decision 4).

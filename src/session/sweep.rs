@@ -45,8 +45,9 @@ async fn keep_alive(context: Arc<Context>) {
                 conn.end(End::Server(ReasonCode::NotAuthorized));
             }
         });
-        metrics::ALL_CLIENT_SESSIONS.set(context.registry.sessions() as i64);
+        metrics::ALL_CLIENT_SESSIONS.set(context.places.taken() as i64);
         context.budget.tell();
+        context.limits.sweep();
     }
 }
 

@@ -37,12 +37,14 @@ fn config(inbound_budget_bytes: usize) -> Config {
         allow_root_wildcard: true,
         max_subscriptions_per_client: None,
         sessions_limit: None,
+        application_clients_limit: None,
         max_session_expiry_secs: None,
         v3_session_ttl_secs: None,
         v31_max_client_id_chars: 23,
         response_info: None,
         incoming_rate: None,
-        total_rate: None,
+        total_rate: crate::session::TotalRate::default(),
+        new_sessions_until_ms: None,
     }
 }
 
@@ -83,6 +85,7 @@ impl Node {
             log: Arc::clone(&stores.log),
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
+            limits: Arc::default(),
             turn: Turn::NextConnected,
             no_ids: Arc::from([]),
         };
@@ -100,6 +103,7 @@ impl Node {
             judge: Arc::clone(&parts.judge),
             progress: Arc::clone(&parts.progress),
             security: security.expect("no key is needed"),
+            limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");

@@ -10,9 +10,14 @@ pub mod contract;
 pub mod embedded;
 pub mod memory;
 pub mod ports;
+mod quota;
 pub mod record;
+pub mod redis;
 mod settle;
 
+pub use self::redis::{
+    IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
+};
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};
@@ -22,5 +27,6 @@ pub use ports::{
     PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
     StorageError, Table, TokenBucket,
 };
+pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
 pub use settle::{Settled, Unwatched, once};

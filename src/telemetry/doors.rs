@@ -23,6 +23,8 @@ pub enum Turned {
     Crowded,
     /// Too many from one address.
     Address,
+    /// They come too fast.
+    Rate,
     /// No PROXY header, a bad one, or one from a network that is not trusted.
     Proxy,
     /// The TLS handshake failed.
@@ -36,7 +38,7 @@ pub enum Turned {
 }
 
 const DOORS: usize = 5;
-const CAUSES: usize = 9;
+const CAUSES: usize = 10;
 static ACCEPTED: [AtomicU64; DOORS] = [const { AtomicU64::new(0) }; DOORS];
 static OPEN: [AtomicI64; DOORS] = [const { AtomicI64::new(0) }; DOORS];
 static TURNED: [[AtomicU64; CAUSES]; DOORS] =
@@ -89,6 +91,7 @@ impl Turned {
         Turned::Timeout,
         Turned::Crowded,
         Turned::Address,
+        Turned::Rate,
         Turned::Proxy,
         Turned::Tls,
         Turned::Certificate,
@@ -102,6 +105,7 @@ impl Turned {
             Turned::Timeout => "timeout",
             Turned::Crowded => "crowded",
             Turned::Address => "address",
+            Turned::Rate => "rate",
             Turned::Proxy => "proxy",
             Turned::Tls => "tls",
             Turned::Certificate => "certificate",

@@ -123,6 +123,8 @@ fn transports_share_one_broker() {
 fn proxy_headers_tell_the_address_on_every_listener() {
     let start = strangers_are_welcome()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .allow_log("ANONYMOUS ACCESS")
         .env("RUST_LOG", "info,sluice::session=debug");
     let house = House::open(start);
     let one = b"PROXY TCP4 192.0.2.7 10.0.0.1 56789 1883\r\n".to_vec();
@@ -165,6 +167,8 @@ fn proxy_headers_count_from_trusted_networks_only() {
 fn connections_of_one_address_are_bounded() {
     let start = strangers_are_welcome()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .allow_log("ANONYMOUS ACCESS")
         .env("LISTENER_MAX_CONNECTIONS_PER_ADDRESS", 2);
     let house = House::open(start);
     let header = |last: u8| v2(0x21, &[192, 0, 2, last, 10, 0, 0, 1, 0, 9, 7, 91]);

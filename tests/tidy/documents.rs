@@ -132,7 +132,7 @@ const CONTRACT: &str = "src/storage/contract/mod.rs";
 /// The rows of the field reports and the requirements of flow control that one node without TLS
 /// and WebSocket can prove, the codec's vectors, and the ten invariants of ARCHITECTURE.md.
 fn due() -> Vec<String> {
-    const REPORTS: [(&str, &[u8]); 16] = [
+    const REPORTS: [(&str, &[u8]); 18] = [
         ("TKO", &[1, 2, 4, 6, 7, 8]),
         ("SES", &[1, 2, 5, 6, 7, 8, 10, 11, 12]),
         ("WIL", &[1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 14]),
@@ -149,14 +149,18 @@ fn due() -> Vec<String> {
         ("PAR", &[1, 3, 5, 6, 7, 8, 9]),
         ("CLI", &[1, 2, 4, 5]),
         ("STO", &[1, 3, 9, 11, 12]),
+        ("MEM", &[1, 2, 3, 5, 6, 7]),
+        ("QTA", &[1, 2, 3, 5, 6]),
     ];
-    const REQUIREMENTS: [(&str, &[u8]); 7] = [
+    const REQUIREMENTS: [(&str, &[u8]); 9] = [
         ("IN", &[1, 2, 3, 4, 5, 7, 8]),
-        ("OUT", &[1, 2, 3, 4, 6]),
-        ("DEV", &[1, 2, 3, 4, 5, 6, 8]),
+        ("LIM", &[1, 2, 3]),
+        ("QUO", &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        ("OUT", &[1, 2, 3, 4, 5, 6]),
+        ("DEV", &[1, 2, 3, 4, 5, 6, 7, 8]),
         ("SHR", &[1, 2, 3]),
         ("RM", &[1, 2, 3, 4, 5]),
-        ("MET", &[1]),
+        ("MET", &[1, 2, 3]),
         ("INV", &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
     ];
     let report = |(kind, numbers): (&str, &[u8])| -> Vec<String> {

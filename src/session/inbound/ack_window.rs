@@ -17,8 +17,8 @@ use crate::routing::RetainedTable;
 use crate::security::Grant;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
-use crate::storage::{AppendOutcome, AppendSink, MessageRef};
-use crate::telemetry::metrics;
+use crate::storage::{AppendOutcome, AppendSink, Charge, MessageRef, Quota};
+use crate::telemetry::{self, Direction, DropReason, metrics};
 
 /// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
 /// read (IN-4).
@@ -29,6 +29,7 @@ pub(in crate::session) struct AckWindow {
     open_ids: Arc<Exchanges>,
     budget: Arc<Budget>,
     retained: Arc<RetainedTable>,
+    quota: Option<Arc<Quota>>,
     inner: Mutex<Inner>,
     /// Something settled: there is room again.
     progress: Notify,
@@ -57,6 +58,7 @@ struct Pending {
     messages: usize,
     bytes: usize,
     retained: Vec<MessageRef>,
+    charge: Charge,
     since: Instant,
 }
 
@@ -82,6 +84,8 @@ pub(super) struct Load {
     pub(super) waits: u8,
     /// Retained messages in it, which the table awaits.
     pub(super) retained: Vec<MessageRef>,
+    /// What the quota was charged for it.
+    pub(super) charge: Charge,
 }
 
 impl AckWindow {
@@ -91,11 +95,12 @@ impl AckWindow {
         open_ids: Arc<Exchanges>,
         budget: Arc<Budget>,
         retained: Arc<RetainedTable>,
+        quota: Option<Arc<Quota>>,
     ) -> Arc<Self> {
         let exchanges = open_ids.lock().len();
         let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
         let progress = Notify::new();
-        Arc::new(Self { conn, is_v5, open_ids, budget, retained, inner, progress })
+        Arc::new(Self { conn, is_v5, open_ids, budget, retained, quota, inner, progress })
     }
 
     /// By what right the client publishes.
@@ -120,6 +125,7 @@ impl AckWindow {
             messages: load.messages,
             bytes: load.bytes,
             retained: load.retained,
+            charge: load.charge,
             since: Instant::now(),
         });
         if inner.pending.len() == 1 {
@@ -250,16 +256,18 @@ impl AppendSink for AckWindow {
             None => metrics::PUBLISHED_SUCCESSFUL.add(pending.messages as u64),
             Some(_) => metrics::PUBLISHED_FAILED.add(pending.messages as u64),
         }
+        if let (Some(AppendOutcome::NotStored), Some(quota)) = (pending.failed, &self.quota) {
+            // QUO-2. In doubt it stays charged: it may be routed yet (design decision 16).
+            quota.give_back(pending.charge);
+        }
         if pending.failed.is_some() {
             pending.retained.iter().for_each(|one| unawaited(&self.retained, &one.view()));
         }
         if pending.failed.is_some() && pending.acks.is_empty() && pending.messages > 0 {
             // QoS 0 that could not be stored: nobody is told, so it is counted.
-            crate::telemetry::dropped(
-                crate::telemetry::DropReason::InternalError,
-                crate::telemetry::Direction::Inbound,
-                pending.messages as u64,
-            );
+            let (why, lost) = (DropReason::InternalError, pending.messages as u64);
+            let client = self.conn.client_id.as_str();
+            telemetry::dropped_of(why, Direction::Inbound, client, "", lost);
         }
         if ticket == first {
             self.leave(&mut inner);

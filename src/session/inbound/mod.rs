@@ -2,15 +2,17 @@
 //! Exactly one of: acknowledged after it is durable, refused with a reason, connection ended.
 
 mod ack_window;
+mod charge;
 mod open_ids;
 
 use std::sync::Arc;
 
 pub(super) use ack_window::AckWindow;
 use ack_window::{Load, Open};
+pub use charge::{Gate, Ruling};
 pub(super) use open_ids::{Exchanges, OpenId};
 
-use super::conn::End;
+use super::conn::{Conn, End};
 use super::context::Context;
 use crate::codec::{AckKind, DecodeError, Publish};
 use crate::delivery::AckOut;
@@ -18,7 +20,7 @@ use crate::limits;
 use crate::mqtt::{PacketId, QoS, ReasonCode, topic_str};
 use crate::routing::RetainedTable;
 use crate::storage::{
-    AppendSink, BatchBuilder, Durability, Kind, MessageRef, MessageView, Publisher,
+    AppendSink, BatchBuilder, Charge, Durability, Kind, MessageRef, MessageView, Publisher,
 };
 use crate::telemetry::{self, Direction, DropReason, clock, metrics};
 
@@ -34,6 +36,10 @@ const REFUSED_V3: DecodeError =
     DecodeError::protocol("a refused PUBLISH, for which v3.x has no answer")
         .with_reason(ReasonCode::TopicNameInvalid);
 
+const LIMITED_V3: DecodeError =
+    DecodeError::protocol("more messages than a limit allows, for which v3.x has no answer")
+        .with_reason(ReasonCode::QuotaExceeded);
+
 /// One connection's way in. Owned by its session task.
 pub(super) struct Inbound {
     context: Arc<Context>,
@@ -46,6 +52,17 @@ pub(super) struct Inbound {
     hand: Option<Box<Hand>>,
     /// What was open at the last look.
     open: Open,
+    gate: Gate,
+}
+
+/// What became of a PUBLISH.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// Into the batch, or answered.
+    Yes,
+    /// Not yet: the quota has to be asked, by [`Inbound::settle_charge`], and the packet comes
+    /// again.
+    Later,
 }
 
 /// What one read has brought so far.
@@ -62,6 +79,8 @@ struct Hand {
     unacknowledged: u64,
     /// QoS 1 and 2 messages: each takes a place in our Receive Maximum.
     exchanges: usize,
+    /// What the quota was charged for the batch.
+    charge: Charge,
 }
 
 impl Inbound {
@@ -71,15 +90,11 @@ impl Inbound {
         window: Arc<AckWindow>,
         is_v5: bool,
     ) -> Self {
-        Self {
-            context,
-            publisher,
-            window,
-            is_v5,
-            aliases: Vec::new(),
-            hand: None,
-            open: Open::default(),
-        }
+        let resumed = publisher.incarnation != publisher.epoch;
+        let resends = if resumed { context.config.receive_maximum } else { 0 };
+        let gate = Gate::new(&context.limits, &publisher.client_id, resends);
+        let (aliases, hand, open) = (Vec::new(), None, Open::default());
+        Self { context, publisher, window, is_v5, aliases, hand, open, gate }
     }
 
     pub(super) fn window(&self) -> &Arc<AckWindow> {
@@ -132,7 +147,7 @@ impl Inbound {
     }
 
     /// Takes one PUBLISH into the batch, or answers it.
-    pub(super) fn publish(&mut self, publish: &Publish<'_>) -> Result<(), DecodeError> {
+    pub(super) fn publish(&mut self, publish: &Publish<'_>) -> Result<Taken, DecodeError> {
         let resolved = self.resolve(publish)?;
         let topic = resolved.as_deref().unwrap_or(publish.topic);
         let known = match publish.packet_id {
@@ -147,7 +162,7 @@ impl Inbound {
                 // A repeat before PUBREL: answered before limits and quota (QOS-01).
                 let (kind, reason) = (AckKind::Pubrec, ReasonCode::Success);
                 self.hand().acks.push(AckOut { kind, id, reason });
-                return Ok(());
+                return Ok(Taken::Yes);
             }
             self.hand().exchanges += usize::from(known.is_none());
             if self.is_v5 && self.exceeds_receive_maximum() {
@@ -155,13 +170,52 @@ impl Inbound {
             }
         }
         if self.is_denied(topic) {
-            return self.refuse(publish, ReasonCode::NotAuthorized);
+            return self.refuse(topic, publish, ReasonCode::NotAuthorized);
         }
-        if let Some(reason) = self.refusal(topic, publish) {
-            return self.refuse(publish, reason);
+        if self.is_no_topic(topic) {
+            return self.refuse(topic, publish, ReasonCode::TopicNameInvalid);
         }
+        let charge = match self.judge(topic, publish, known.is_some()) {
+            Ruling::Admitted(charge) => charge,
+            Ruling::Refused => return self.limited(topic, publish),
+            Ruling::Wait => {
+                let counted = publish.packet_id.is_some() && known.is_none();
+                self.hand().exchanges -= usize::from(counted);
+                return Ok(Taken::Later);
+            }
+        };
+        if self.is_over_retained_cap(topic, publish) {
+            self.give_back(charge);
+            return self.refuse(topic, publish, ReasonCode::QuotaExceeded);
+        }
+        self.hand().charge = self.hand().charge.and(charge);
         self.admit(topic, publish, known.is_some());
-        Ok(())
+        Ok(Taken::Yes)
+    }
+
+    fn judge(&mut self, topic: &str, publish: &Publish<'_>, begun: bool) -> Ruling {
+        let (context, publisher) = (&self.context, &self.publisher.client_id);
+        let subscriptions = &context.subscriptions;
+        self.gate.judge(&context.limits, subscriptions, publisher, (topic, publish), begun)
+    }
+
+    /// Asks the quota for the packet that has to come again; at most as long as its bucket may
+    /// take, and the keep-alive clock stands still (IN-5). Cancel safe: yes.
+    pub(super) async fn settle_charge(&mut self, conn: &Conn) -> Result<(), End> {
+        conn.set_held(true);
+        let end = tokio::select! {
+            biased;
+            end = conn.ended() => Some(end),
+            () = self.gate.settle(&self.context.limits) => None,
+        };
+        conn.set_held(false);
+        end.map_or(Ok(()), Err)
+    }
+
+    fn give_back(&self, charge: Charge) {
+        if let Some(quota) = &self.context.limits.throughput {
+            quota.give_back(charge);
+        }
     }
 
     /// The topic that an alias stands for; `None`: the packet carries it itself.
@@ -189,39 +243,58 @@ impl Inbound {
         denied
     }
 
-    /// Why this node does not take the message; `None`: it does.
-    fn refusal(&self, topic: &str, publish: &Publish<'_>) -> Option<ReasonCode> {
+    /// Whether this node takes no message to this topic.
+    fn is_no_topic(&self, topic: &str) -> bool {
         // MQTT 5 section 4.7.2: a server should keep clients from using `$` topics.
         let levels = self.context.config.max_topic_segments.map_or(usize::MAX, usize::from);
         let deep = levels != usize::MAX && topic.split('/').count() > levels;
-        if topic.starts_with('$') || deep || topic_str(topic).is_err() {
-            return Some(ReasonCode::TopicNameInvalid);
-        }
-        let retains = publish.retain && !publish.payload.is_empty();
-        let bytes = publish.payload.len() + publish.properties.len();
-        if retains && !self.context.retained.admit(topic, bytes) {
-            return Some(ReasonCode::QuotaExceeded);
-        }
-        None
+        topic.starts_with('$') || deep || topic_str(topic).is_err()
     }
 
-    fn refuse(&mut self, publish: &Publish<'_>, reason: ReasonCode) -> Result<(), DecodeError> {
-        telemetry::dropped(
-            match reason {
-                ReasonCode::QuotaExceeded => DropReason::QuotaExceeded,
-                ReasonCode::NotAuthorized => DropReason::NotAuthorized,
-                _ => DropReason::DeliveryFailed,
-            },
-            Direction::Inbound,
-            1,
-        );
-        let Some(id) = publish.packet_id else { return Ok(()) };
+    fn is_over_retained_cap(&self, topic: &str, publish: &Publish<'_>) -> bool {
+        let retains = publish.retain && !publish.payload.is_empty();
+        let bytes = publish.payload.len() + publish.properties.len();
+        retains && !self.context.retained.admit(topic, bytes)
+    }
+
+    /// LIM-2, QUO-5: beyond a limit. A v5 client is told, if there is a word for it; v3.x has none,
+    /// and its connection ends.
+    fn limited(&mut self, topic: &str, publish: &Publish<'_>) -> Result<Taken, DecodeError> {
+        self.lost(DropReason::RateLimits, topic, 1);
+        if !self.is_v5 {
+            return Err(LIMITED_V3);
+        }
+        if let Some(id) = publish.packet_id {
+            let (kind, reason) = (ack_of(publish.qos), ReasonCode::QuotaExceeded);
+            self.hand().acks.push(AckOut { kind, id, reason });
+        }
+        Ok(Taken::Yes)
+    }
+
+    fn lost(&self, reason: DropReason, topic: &str, n: u64) {
+        let client = self.publisher.client_id.as_str();
+        telemetry::dropped_of(reason, Direction::Inbound, client, topic, n);
+    }
+
+    fn refuse(
+        &mut self,
+        topic: &str,
+        publish: &Publish<'_>,
+        reason: ReasonCode,
+    ) -> Result<Taken, DecodeError> {
+        let why = match reason {
+            ReasonCode::QuotaExceeded => DropReason::QuotaExceeded,
+            ReasonCode::NotAuthorized => DropReason::NotAuthorized,
+            _ => DropReason::DeliveryFailed,
+        };
+        self.lost(why, topic, 1);
+        let Some(id) = publish.packet_id else { return Ok(Taken::Yes) };
         if !self.is_v5 {
             return Err(REFUSED_V3);
         }
         let kind = ack_of(publish.qos);
         self.hand().acks.push(AckOut { kind, id, reason });
-        Ok(())
+        Ok(Taken::Yes)
     }
 
     fn admit(&mut self, topic: &str, publish: &Publish<'_>, repeated: bool) {
@@ -338,8 +411,8 @@ impl Inbound {
             let mut open = self.window.open_ids().lock();
             hand.staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
-        let (acks, exchanges) = (hand.acks, hand.exchanges);
-        let load = Load { acks, messages, bytes, exchanges, waits, retained };
+        let (acks, exchanges, charge) = (hand.acks, hand.exchanges, hand.charge);
+        let load = Load { acks, messages, bytes, exchanges, waits, retained, charge };
         let ticket = self.window.enter(load);
         let client = &self.publisher.client_id;
         tracing::trace!(stop = 5, %client, ticket, messages, bytes, "handed to the log");
@@ -358,10 +431,12 @@ impl Inbound {
 
     /// What never got to the log: unanswered, so the client sends it again, or it was QoS 0.
     pub(super) fn abandon(&mut self) {
+        let waiting = self.gate.abandon();
+        let charged = self.hand.as_ref().map_or(waiting, |hand| hand.charge.and(waiting));
+        self.give_back(charged);
         let Some(mut hand) = self.hand.take() else { return };
         if hand.unacknowledged > 0 {
-            let lost = hand.unacknowledged;
-            telemetry::dropped(DropReason::SessionEnded, Direction::Inbound, lost);
+            self.lost(DropReason::SessionEnded, "", hand.unacknowledged);
         }
         if let Some(batch) = hand.batch.take() {
             let batch = batch.finish();

@@ -47,7 +47,10 @@ pub struct Stores {
     pub log: Arc<dyn PublishLog>,
     pub tables: Arc<dyn ChangeLog>,
     pub queues: Arc<dyn DeviceQueues>,
+    /// PUBLISH packets of the cluster (QUO-1).
     pub bucket: Arc<dyn TokenBucket>,
+    /// Copies into durable queues (DEV-7).
+    pub device_bucket: Arc<dyn TokenBucket>,
 }
 
 impl std::fmt::Debug for Stores {

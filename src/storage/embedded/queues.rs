@@ -13,7 +13,7 @@ use super::format::{read_queue_frame, read_received_frame, read_run_frame};
 use super::queue::{Effect, Queue, QueueMeta};
 use super::wal::FrameKind;
 use crate::storage::{Appended, QueueAppend, QueueKey, QueueState, QueuedMessage, StorageError};
-use crate::telemetry::{Direction, DropReason, dropped};
+use crate::telemetry::{Direction, DropReason, dropped_of};
 
 const SHARDS: usize = 64;
 /// Fixed, so that a simulation runs the same way every time. Client ids cannot profit from
@@ -103,12 +103,13 @@ impl Queues {
         u64::try_from(self.hot.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    pub(super) fn count(&self, effect: Effect) {
+    fn count(&self, key: &QueueKey, effect: Effect) {
         if effect.hot != 0 {
             self.hot.fetch_add(effect.hot as i64, Ordering::Relaxed);
         }
         if effect.dropped != 0 {
-            dropped(DropReason::QueueLimitExceeded, Direction::Outbound, effect.dropped);
+            let (reason, lost) = (DropReason::QueueLimitExceeded, effect.dropped);
+            dropped_of(reason, Direction::Outbound, owner(key), "", lost);
         }
     }
 
@@ -199,8 +200,9 @@ impl Queues {
 
     /// DEV-8: what a session's end throws away is counted.
     fn throw_away(&self, key: &QueueKey, old: &Queue) {
-        dropped(DropReason::SessionEnded, Direction::Outbound, old.lost_at_end());
-        self.count(Effect { hot: -(old.hot_bytes() as isize), dropped: 0 });
+        let lost = old.lost_at_end();
+        dropped_of(DropReason::SessionEnded, Direction::Outbound, owner(key), "", lost);
+        self.count(key, Effect { hot: -(old.hot_bytes() as isize), dropped: 0 });
         self.gone.lock().push((key.clone(), old.meta.number));
     }
 
@@ -217,7 +219,7 @@ impl Queues {
         let queue = shard.find(key, incarnation).filter(|queue| !queue.closing)?;
         let (state, lost) = queue.attach();
         drop(shard);
-        self.count(Effect { hot: 0, dropped: lost });
+        self.count(key, Effect { hot: 0, dropped: lost });
         Some(state)
     }
 
@@ -233,7 +235,7 @@ impl Queues {
         let (appended, effect) = queue.append(entries, self.limit);
         drop(shard);
         self.fresh.fetch_add(count, Ordering::Relaxed);
-        self.count(effect);
+        self.count(&key, effect);
         appended
     }
 
@@ -256,7 +258,7 @@ impl Queues {
             Plan::Cold { number: queue.meta.number, seqs, next_seq }
         };
         drop(shard);
-        self.count(effect);
+        self.count(key, effect);
         Ok(plan)
     }
 
@@ -276,7 +278,7 @@ impl Queues {
     pub(super) fn ack(&self, key: &QueueKey, incarnation: u64, seqs: &[u64], sent_below: u64) {
         let mut effect = Effect::default();
         self.with(key, incarnation, |queue| effect = queue.ack(seqs, sent_below));
-        self.count(effect);
+        self.count(key, effect);
     }
 
     /// A removal is on its way: an `open` from here on must go through the log behind it.
@@ -327,7 +329,15 @@ impl Queues {
             shard.change(key, incarnation);
         }
         drop(shard);
-        self.count(effect);
+        self.count(key, effect);
+    }
+}
+
+/// Whose loss it is.
+fn owner(key: &QueueKey) -> &str {
+    match key {
+        QueueKey::Client(id) => id.as_str(),
+        QueueKey::Group(name) => name,
     }
 }
 

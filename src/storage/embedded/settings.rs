@@ -36,6 +36,8 @@ pub struct EmbeddedSettings {
     pub cache_bytes: u64,
     /// The windows of the token bucket; none means no limit.
     pub bucket: Vec<Window>,
+    /// The same for copies into durable queues (DEV-7).
+    pub device_bucket: Vec<Window>,
 }
 
 impl Default for EmbeddedSettings {
@@ -55,6 +57,7 @@ impl Default for EmbeddedSettings {
             retain_bytes: 1 << 30,
             cache_bytes: 64 << 20,
             bucket: Vec::new(),
+            device_bucket: Vec::new(),
         }
     }
 }

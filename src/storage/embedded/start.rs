@@ -146,6 +146,7 @@ fn stores(
         tables: Arc::new(tables),
         queues: Arc::new(queues),
         bucket: Arc::new(LocalBucket::new(&config.bucket)),
+        device_bucket: Arc::new(LocalBucket::new(&config.device_bucket)),
     }
 }
 

@@ -81,6 +81,7 @@ impl Memory {
             tables: Arc::new(MemoryTables { world: world() }),
             queues: Arc::new(MemoryQueues { world: world() }),
             bucket: Arc::new(LocalBucket::new(&self.config.bucket)),
+            device_bucket: Arc::new(LocalBucket::new(&[])),
         }
     }
 

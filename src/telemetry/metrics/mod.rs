@@ -165,6 +165,12 @@ catalogue! {
         "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
     Counter DELIVERED_QOS2 = "deliveredMsgs_total" ["qos" = "2"],
         "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
+    Gauge REDIS_MASTERS_AWAY = "redisMastersAway",
+        "Redis masters that do not answer.";
+    Counter REDIS_MASTER_CHANGES = "redisMasterChanges_total",
+        "Redis masters that took another's place; each time the log is read again.";
+    Counter REDIS_REPLICA_LATE = "redisReplicaLate_total",
+        "Waits of half a second in which no Redis replica took a mark that must survive.";
     Counter RECEIVED_BYTES = "receivedBytes_total",
         "Bytes read from MQTT connections.";
     Counter SENT_BYTES = "sentBytes_total",
@@ -199,6 +205,20 @@ catalogue! {
         "Bytes in the publish log that wait for dispatch.";
     Gauge LOG_LAG_MS = "publishLogLagMs",
         "Age in milliseconds of the oldest record that waits for dispatch.";
+    Counter QUOTA_DEGRADED = "throughputQuotaDegraded_total" ["cause" = "redis"],
+        "Decisions of the throughput quota that were made while its bucket was away.";
+    Counter LIMITED_INCOMING = "rateLimited_total" ["limit" = "incoming"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_OUTGOING = "rateLimited_total" ["limit" = "outgoing"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_DEVICE = "rateLimited_total" ["limit" = "device"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_TOTAL = "rateLimited_total" ["limit" = "total"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_CONNECTIONS = "rateLimited_total" ["limit" = "connections"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_SESSIONS = "rateLimited_total" ["limit" = "sessions"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
     Counter TASK_PANICS = "taskPanics_total",
         "Tasks of this process that panicked. Any value but 0 is a defect.";
 }

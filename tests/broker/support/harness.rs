@@ -277,10 +277,20 @@ impl Broker {
     /// The body of a GET on the HTTP port, and its status code.
     #[track_caller]
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        self.request("GET", path)
+    }
+
+    /// The same with another method, and no body.
+    #[track_caller]
+    pub(crate) fn request(&self, method: &str, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.http)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            .unwrap();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Content-Length: 0\r\n\r\n"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");

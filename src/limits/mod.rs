@@ -22,6 +22,18 @@
 //!
 //! It is a worst case, not a price: an idle connection gives its buffers back and costs at most
 //! 3 KiB. All connections together hold at most `listener.inbound_budget_bytes` on the way in.
+//!
+//! # Rates
+//!
+//! [`RateWindows`] are limits by time as an operator writes them, [`RateTable`] holds them for each
+//! client or address by itself. What comes in: settings, keys, sizes. What goes out: yes or no.
+//! Every room may call it. Never: a message, or a decision about what a refusal looks like.
+
+mod rate_table;
+mod windows;
+
+pub use rate_table::{RateKey, RateTable};
+pub use windows::{RateWindow, RateWindows, Unit, WINDOWS_MAX};
 
 /// Bytes in a KB, as TBMQ's settings count them.
 pub const KB: usize = 1024;
