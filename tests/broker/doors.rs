@@ -75,11 +75,6 @@ fn ended(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Clients that a PROXY header puts on another machine may come in without a name.
-fn strangers_are_welcome() -> Start {
-    Start::new().env("SECURITY_ALLOW_ANONYMOUS", true).allow_log("ANONYMOUS ACCESS")
-}
-
 fn v2(command: u8, body: &[u8]) -> Vec<u8> {
     let length = (body.len() as u16).to_be_bytes();
     [b"\r\n\r\n\0\r\nQUIT\n", &[command, 0x11][..], &length, body].concat()
@@ -121,7 +116,7 @@ fn transports_share_one_broker() {
 /// LOCAL and UNKNOWN are taken; without a header nobody comes in.
 #[test]
 fn proxy_headers_tell_the_address_on_every_listener() {
-    let start = strangers_are_welcome()
+    let start = Start::new()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
         .env("SECURITY_ALLOW_ANONYMOUS", true)
         .allow_log("ANONYMOUS ACCESS")
@@ -165,7 +160,7 @@ fn proxy_headers_count_from_trusted_networks_only() {
 /// Connections of one address are bounded, the address being the client's own.
 #[test]
 fn connections_of_one_address_are_bounded() {
-    let start = strangers_are_welcome()
+    let start = Start::new()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
         .env("SECURITY_ALLOW_ANONYMOUS", true)
         .allow_log("ANONYMOUS ACCESS")
