@@ -73,6 +73,7 @@ fn outboxes(drain: &Arc<Drain>) -> Vec<Arc<Outbox>> {
             maximum_packet_size: None,
             topic_alias_maximum: 0,
             problem_information: true,
+            gate: None,
         };
         let outbox = Outbox::new(settings, Arc::clone(&config), Arc::clone(&queues));
         outbox.write_by(Arc::clone(drain) as Arc<dyn Socket>);

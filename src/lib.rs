@@ -11,6 +11,7 @@
 //! * [`storage`] (1) what must survive: the ports and their backends
 //! * [`delivery`] (2) one connected client, write side
 //! * [`routing`] (3) log partition → recipients
+//! * [`security`] (3) who may come in, and what they may do
 //! * [`session`] (4) one connected client, read side
 //! * [`listener`] (5) accept, permits, sockets
 //! * [`admin`] (6) HTTP for operators
@@ -41,6 +42,8 @@ pub mod storage;
 pub mod delivery;
 
 pub mod routing;
+
+pub mod security;
 
 pub mod session;
 

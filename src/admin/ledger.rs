@@ -1,15 +1,21 @@
 //! `/api/dropped-messages`: who lost what (MET-2), in pages.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::access::{Administrator, Viewer};
 
 use crate::telemetry::ledger::{self, DroppedRow};
 use crate::telemetry::{Direction, DropReason};
@@ -17,11 +23,11 @@ use crate::telemetry::{Direction, DropReason};
 /// Rows in one reply. More is refused with 400.
 const PAGE_SIZE_MAX: usize = 1000;
 
-pub(super) fn router() -> Router {
-    Router::new().route("/api/dropped-messages", get(list).delete(clear))
+pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::new().routes(routes!(list, clear))
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 enum SortBy {
     ClientId,
@@ -34,7 +40,7 @@ enum SortBy {
     LastTs,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 enum SortOrder {
     #[serde(rename = "ASC", alias = "asc")]
     Ascending,
@@ -44,8 +50,9 @@ enum SortOrder {
 }
 
 /// What may be asked for, in TBMQ's words.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Asked {
     page: usize,
     page_size: Option<usize>,
@@ -158,7 +165,10 @@ fn describe(row: &DroppedRow) -> Value {
     })
 }
 
-async fn list(asked: Result<Query<Asked>, QueryRejection>) -> Response {
+/// Lists what was dropped, by client, topic, reason and direction.
+#[utoipa::path(get, path = "/api/dropped-messages", tag = "dropped messages", params(Asked),
+    responses((status = 200, body = Value), (status = 400)))]
+async fn list(_: Viewer, asked: Result<Query<Asked>, QueryRejection>) -> Response {
     let bad = |text: String| (StatusCode::BAD_REQUEST, Json(json!({ "message": text })));
     let wanted = match asked {
         Ok(Query(asked)) => asked.checked(),
@@ -176,7 +186,10 @@ async fn list(asked: Result<Query<Asked>, QueryRejection>) -> Response {
     }
 }
 
-async fn clear() -> Response {
+/// Forgets the rows; the counters stay.
+#[utoipa::path(delete, path = "/api/dropped-messages", tag = "dropped messages",
+    responses((status = 200)))]
+async fn clear(_: Administrator) -> Response {
     match tokio::task::spawn_blocking(ledger::clear).await {
         Ok(()) => StatusCode::OK.into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

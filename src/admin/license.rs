@@ -2,22 +2,25 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde_json::{Value, json};
 
-use super::Api;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-pub(super) fn router(api: Api) -> Router {
-    Router::new()
-        .route("/api/license/throughput", get(throughput))
-        .route("/api/license/throughput/acknowledge", post(acknowledge))
-        .with_state(Arc::new(api))
+use super::Api;
+use super::access::{Administrator, Viewer};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::new().routes(routes!(throughput)).routes(routes!(acknowledge))
 }
 
-async fn throughput(State(api): State<Arc<Api>>) -> Json<Value> {
+/// Whether the licensed throughput was reached, and the plan.
+#[utoipa::path(get, path = "/api/license/throughput", tag = "throughput",
+    responses((status = 200, body = Value)))]
+async fn throughput(_: Viewer, State(api): State<Arc<Api>>) -> Json<Value> {
     let since_ms = api.throughput.as_ref().and_then(|quota| quota.reached().since_ms());
     let plan = api.plan.as_ref().map(|plan| {
         json!({
@@ -36,7 +39,10 @@ async fn throughput(State(api): State<Arc<Api>>) -> Json<Value> {
     }))
 }
 
-async fn acknowledge(State(api): State<Arc<Api>>) -> StatusCode {
+/// Takes the indicator back.
+#[utoipa::path(post, path = "/api/license/throughput/acknowledge", tag = "throughput",
+    responses((status = 200)))]
+async fn acknowledge(_: Administrator, State(api): State<Arc<Api>>) -> StatusCode {
     if let Some(quota) = &api.throughput {
         quota.reached().acknowledge();
     }

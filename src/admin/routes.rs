@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Map, Value, json};
 
-use super::{Api, Component, Config, HealthSource, Info, ledger, license};
-use crate::limits;
+use super::{Component, Config, HealthSource, Info};
 use crate::telemetry::metrics;
 
 #[derive(Clone)]
@@ -19,12 +18,7 @@ struct Health {
     details: bool,
 }
 
-pub(super) fn router(
-    config: &Config,
-    info: Info,
-    source: Arc<dyn HealthSource>,
-    api: Api,
-) -> Router {
+pub(super) fn router(config: &Config, info: Info, source: Arc<dyn HealthSource>) -> Router {
     let mut router = Router::new();
     if config.health {
         let health = Health { source, details: config.health_details };
@@ -36,9 +30,7 @@ pub(super) fn router(
     if config.prometheus {
         router = router.route("/actuator/prometheus", get(prometheus_reply));
     }
-    // A layer that asks for a login stands before these.
-    let api = ledger::router().merge(license::router(api));
-    router.merge(api).layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES))
+    router
 }
 
 async fn health_reply(State(health): State<Health>) -> Response {

@@ -1,6 +1,7 @@
 //! Room 8: assembly. Builds the stores, spawns the tasks, hands out the handles, and stops them in
 //! order: the only place that names a concrete backend (invariant 9).
 
+mod access;
 mod health;
 mod limits;
 mod node;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Api, Info};
+use crate::admin::{Admin, Info, Managed};
 use crate::config::Config;
 use crate::listener::Listeners;
 use crate::storage::Embedded;
@@ -55,11 +56,18 @@ impl Broker {
         if config.telemetry.ledger {
             beside.push(task::spawn("dropped messages", telemetry::ledger::keep()));
         }
-        let api = Api { throughput: node.limits().throughput.clone(), plan: plan.clone() };
+        let managed = Managed {
+            security: Arc::clone(node.security()),
+            sessions: node.sessions(),
+            throughput: node.limits().throughput.clone(),
+            plan: plan.clone(),
+        };
         beside.extend(plan.map(|plan| task::spawn("plan", plan::watch(plan))));
         let health = health::Health::new(&config, log);
         let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
-        let admin = Admin::bind(&config.admin, info, Arc::new(health.clone()), api).await?;
+        access::prepare(&node, &config).await?;
+        let source = Arc::new(health.clone());
+        let admin = Admin::bind(&config.admin, info, source, Some(managed)).await?;
         let http = admin.local_addr();
         let bound = Listeners::bind(&config.listener)?;
         let (mqtt, places) = (bound.address(Door::Tcp), bound.places());

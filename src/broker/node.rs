@@ -10,6 +10,7 @@ use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
 use crate::routing::{self, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::security::Security;
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};
 use crate::telemetry::task;
@@ -21,6 +22,7 @@ const WILL_GRACE: Duration = Duration::from_secs(10);
 /// A node that knows what is stored; nothing of it runs yet.
 pub struct Loaded {
     sessions: Sessions,
+    security: Arc<Security>,
     parts: Parts,
     log: Arc<dyn PublishLog>,
     committed: Committed,
@@ -37,6 +39,7 @@ impl std::fmt::Debug for Loaded {
 #[derive(Debug)]
 pub struct Node {
     sessions: Sessions,
+    security: Arc<Security>,
     slots: Arc<Slots>,
     limits: Arc<Limits>,
     tasks: Vec<JoinHandle<()>>,
@@ -47,13 +50,21 @@ impl Node {
     pub fn load(config: &Config, stores: &Stores) -> Result<Loaded, Fault> {
         let (committed, consumer) = stores.log.consumer(0);
         let parts = parts(config, stores, &committed)?;
-        let sessions = Sessions::new(handles(config, stores, &parts));
+        let security = Security::new(config.security.clone(), Arc::clone(&stores.tables))?;
+        security.load()?;
+        let sessions = Sessions::new(handles(config, stores, &parts, &security));
         sessions.load(WILL_GRACE)?;
-        Ok(Loaded { sessions, parts, log: Arc::clone(&stores.log), committed, consumer })
+        let log = Arc::clone(&stores.log);
+        Ok(Loaded { sessions, security, parts, log, committed, consumer })
     }
 
     pub fn sessions(&self) -> Sessions {
         self.sessions.clone()
+    }
+
+    /// Who may come in, and who administers.
+    pub fn security(&self) -> &Arc<Security> {
+        &self.security
     }
 
     /// Who can receive here, for whoever looks at their outboxes.
@@ -85,7 +96,7 @@ impl Loaded {
     /// Starts everything. What the last run left in the log is routed again before this returns,
     /// so that it is in force before a client can come.
     pub async fn start(self) -> Node {
-        let Loaded { sessions, parts, log, committed, consumer } = self;
+        let Loaded { sessions, security, parts, log, committed, consumer } = self;
         let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
         let limits = Arc::clone(&parts.limits);
         let replayed = log.end(0).offset;
@@ -97,7 +108,8 @@ impl Loaded {
         }
         sessions.adopt_open_ids().await;
         tasks.extend(sessions.start());
-        Node { sessions, slots, limits, tasks }
+        tasks.push(task::spawn("security", Arc::clone(&security).run()));
+        Node { sessions, security, slots, limits, tasks }
     }
 }
 
@@ -121,7 +133,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
     })
 }
 
-fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
+fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Security>) -> Handles {
     Handles {
         config: config.session.clone(),
         delivery: Arc::new(config.delivery.clone()),
@@ -134,6 +146,7 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
         retained: Arc::clone(&parts.retained),
         judge: Arc::clone(&parts.judge),
         progress: Arc::clone(&parts.progress),
+        security: Arc::clone(security),
         limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
     }

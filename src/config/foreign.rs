@@ -43,7 +43,7 @@ const KEYS: &[(&str, Why)] = &[
     ("listener.wss.config.credentials.keystore.", Why::Never),
     ("logging.", Why::Never),
     ("management.", Why::Never),
-    ("mqtt.blocked-client.", Why::NotYet),
+    ("mqtt.blocked-client.", Why::Never),
     ("mqtt.buffered-delivery.", Why::Never),
     ("mqtt.buffered-msg-count", Why::Never),
     ("mqtt.client-session-expiry.cron", Why::Never),
@@ -82,8 +82,8 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.msg-all.", Why::Never),
     ("queue.persisted-downlink-msg.", Why::Never),
     ("queue.retained-msg.", Why::Never),
-    ("redis.", Why::NotYet),
-    ("security.", Why::NotYet),
+    ("redis.", Why::Never),
+    ("security.", Why::Never),
     ("server.forward_headers_strategy", Why::Never),
     ("server.http2.", Why::Never),
     ("server.log_controller_error_stack_trace", Why::Never),
@@ -99,6 +99,10 @@ const KEYS: &[(&str, Why)] = &[
 
 /// Switches that an operator turns on and then relies on: (key, variable, what "off" looks like).
 pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[("server.ssl.enabled", "SSL_ENABLED", OFF)];
+/// Keys whose values are shown to nobody, besides all that end with `password`.
+pub(super) const SECRETS: &[&str] = &["security.jwt.signing-key", "security.mqtt.jwt.secret"];
+/// What is shown instead.
+pub(super) const SECRET: &str = "(secret)";
 const OFF: &[&str] = &["", "false"];
 
 /// Keys that are read and checked, while what they ask for comes with a later version: (key, its
@@ -163,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_tree_covers_what_is_below_it_and_no_more() {
-        assert_eq!(why("redis.pool_config.maxIdle"), Some(Why::NotYet));
+        assert_eq!(why("redis.pool_config.maxIdle"), Some(Why::Never));
         assert_eq!(why("sql.ts.batch_size"), Some(Why::Never));
         assert_eq!(why("redistribution.x"), None);
         assert_eq!(why("mqtt.connect.threads"), Some(Why::Never));

@@ -11,7 +11,9 @@ mod foreign;
 mod load;
 mod placeholder;
 mod reader;
+mod redis;
 mod rooms;
+mod security;
 mod tree;
 
 #[cfg(test)]
@@ -32,6 +34,7 @@ pub use placeholder::Env;
 pub struct Config {
     pub service: ServiceConfig,
     pub listener: crate::listener::Config,
+    pub security: crate::security::Config,
     pub session: crate::session::Config,
     pub routing: crate::routing::Config,
     pub delivery: crate::delivery::Config,

@@ -6,7 +6,11 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
 use super::fault::{Fault, Origin};
+use super::load::shown;
 use crate::limits::RateWindows;
 
 /// One key's text.
@@ -54,7 +58,7 @@ impl<'a> Reader<'a> {
             self.bad.insert(key);
             self.faults.push(Fault::BadValue {
                 key: key.to_owned(),
-                value: given.text.clone(),
+                value: shown(key, given.text.clone()),
                 wanted: form.clone(),
                 origin: given.origin.clone(),
             });
@@ -122,8 +126,61 @@ impl<'a> Reader<'a> {
         self.read(key, "text".into(), |text| Some((!text.is_empty()).then_some(text)))
     }
 
+    /// What nobody is shown; `None` when empty.
+    pub(super) fn secret(&mut self, key: &'static str) -> Option<&'a str> {
+        self.read(key, "secret".into(), |text| Some((!text.is_empty()).then_some(text)))
+    }
+
+    /// As `secret`, made of base64.
+    pub(super) fn secret_bytes(&mut self, key: &'static str, least: usize) -> Option<Vec<u8>> {
+        self.read(key, "secret".into(), |text| {
+            if text.is_empty() {
+                return Some(None);
+            }
+            let bytes = STANDARD.decode(text).ok()?;
+            (bytes.len() >= least).then_some(Some(bytes))
+        })
+    }
+
+    /// Names out of `known`, each at most once; their numbers in the order in which they stand.
+    pub(super) fn order(&mut self, key: &'static str, known: &[&str]) -> Vec<usize> {
+        let form = format!("names out of {} in their order", known.join(", "));
+        self.read(key, form, |text| {
+            let mut order = Vec::new();
+            for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+                let number = known.iter().position(|known| known.eq_ignore_ascii_case(name))?;
+                if order.contains(&number) {
+                    return None;
+                }
+                order.push(number);
+            }
+            Some(order)
+        })
+    }
+
     pub(super) fn folder(&mut self, key: &'static str) -> &'a str {
         self.read(key, "folder".into(), |text| (!text.is_empty()).then_some(text))
+    }
+
+    /// One or more servers; empty is none.
+    pub(super) fn hosts(&mut self, key: &'static str) -> Vec<(String, u16)> {
+        self.read(key, "host:port,host:port,…".into(), |text| {
+            let host = |text: &str| {
+                let (host, port) = text.rsplit_once(':')?;
+                let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                let host = bare.unwrap_or(host);
+                let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+                (!host.is_empty()).then(|| (host.to_owned(), port))
+            };
+            let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+            texts.map(host).collect()
+        })
+    }
+
+    /// What may stand before every key of a store: no braces, for they decide the slot.
+    pub(super) fn key_prefix(&mut self, key: &'static str) -> &'a str {
+        let fits = |text: &str| text.len() <= 200 && !text.contains(['{', '}']);
+        self.read(key, "text without braces".into(), |text| fits(text).then_some(text))
     }
 
     pub(super) fn file(&mut self, key: &'static str) -> PathBuf {
@@ -203,7 +260,7 @@ impl<'a> Reader<'a> {
         }
         let values = keys.iter().map(|key| {
             let given = self.given(key);
-            format!("{key} = {:?} (from {})", given.text, given.origin)
+            format!("{key} = {:?} (from {})", shown(key, given.text.clone()), given.origin)
         });
         let values = values.collect::<Vec<String>>().join(", ");
         self.faults.push(Fault::Contradiction(format!("{values}: {text}")));

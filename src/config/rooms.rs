@@ -26,6 +26,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
     let config = Config {
         service: service(r),
         listener: doors::read(r),
+        security: super::security::read(r),
         session: session(r),
         routing: routing(r),
         delivery: delivery(r),
@@ -185,7 +186,9 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
         0 => SyncMode::Always,
         _ => SyncMode::Never,
     };
+    let redis = super::redis::read(r);
     storage::Config {
+        redis,
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),
             sync,

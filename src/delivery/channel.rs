@@ -85,6 +85,7 @@ pub(super) enum Sent {
     Yes,
     TooLarge,
     Expired,
+    Denied,
 }
 
 impl std::fmt::Debug for Channel {
@@ -342,10 +343,13 @@ impl Channel {
         }
     }
 
-    /// Encodes one PUBLISH into the buffer. Checks size and expiry, nothing else; the repeat of a
-    /// QoS 2 message goes out whatever its expiry (QOS-08).
+    /// Encodes one PUBLISH into the buffer. Checks rights, size and expiry, nothing else; the
+    /// repeat of a QoS 2 message goes out whatever its expiry (QOS-08).
     pub(super) fn send(&mut self, copy: &Outgoing<'_>, id: Option<PacketId>, dup: bool) -> Sent {
         let view = copy.batch.view(copy.index);
+        if self.settings.gate.as_ref().is_some_and(|gate| !gate.lets_pass(view.topic)) {
+            return Sent::Denied;
+        }
         let begun = dup && copy.delivery.qos == QoS::ExactlyOnce;
         let expiry_s = match copy.batch.expires_at_ms(copy.index) {
             None => None,
@@ -468,6 +472,10 @@ impl Channel {
             Sent::Yes => {}
             Sent::TooLarge => self.lost(DropReason::PacketTooLarge, copy),
             Sent::Expired => self.lost(DropReason::MessageExpired, copy),
+            Sent::Denied => {
+                metrics::AUTHORIZATION_DELIVER.inc();
+                self.lost(DropReason::NotAuthorized, copy);
+            }
         }
     }
 

@@ -10,6 +10,7 @@ mod backlog;
 mod channel;
 mod config;
 mod credit;
+mod gate;
 mod out_buffer;
 mod outbox;
 mod packet_ids;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 
 pub use answers::ClientAck;
 pub use config::Config;
+pub use gate::Gate;
 pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use socket::Socket;
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
@@ -52,6 +54,8 @@ pub struct Settings {
     pub topic_alias_maximum: u16,
     /// Whether Reason Strings and User Properties may go out on acks (MQTT-3.1.2-29).
     pub problem_information: bool,
+    /// What may be sent to the client; `None`: everything.
+    pub gate: Option<Gate>,
 }
 
 /// One copy on its way to one client.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -14,7 +14,19 @@ use crate::limits::LISTEN_BACKLOG;
 #[derive(Debug)]
 pub(super) enum Listening {
     Tcp(TcpListener),
-    Unix(UnixListener),
+    Unix { listener: UnixListener, _file: SocketFile },
+}
+
+/// A socket's file, which goes with its listener. (A kill leaves it; the next start replaces it.)
+#[derive(Debug)]
+pub(super) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::debug!(path = %self.0.display(), %error, "the socket's file stays");
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -49,15 +61,16 @@ impl Listening {
             }
         }
         let listener = UnixListener::bind(path)?;
+        let _file = SocketFile(path.to_owned());
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-        Ok(Self::Unix(listener))
+        Ok(Self::Unix { listener, _file })
     }
 
     /// The port is known even when any was asked for. `None`: on a path.
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
         match self {
             Listening::Tcp(listener) => listener.local_addr().ok(),
-            Listening::Unix(_) => None,
+            Listening::Unix { .. } => None,
         }
     }
 
@@ -67,7 +80,7 @@ impl Listening {
                 let (stream, address) = listener.accept().await?;
                 Ok(Accepted::Tcp(stream, address))
             }
-            Listening::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Listening::Unix { listener, .. } => Ok(Accepted::Unix(listener.accept().await?.0)),
         }
     }
 }
@@ -107,8 +120,10 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(bind().unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(first);
+        assert!(!path.exists(), "an orderly end leaves nothing");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "as after a kill");
         drop(bind().unwrap());
-        std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "not ours").unwrap();
         assert!(bind().is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "not ours");

@@ -219,3 +219,73 @@ impl Drop for Admitted {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate(config: &Config) -> Arc<Gate> {
+        Arc::new(Gate::new(Door::Unix, Arc::new(House::new(config)), None))
+    }
+
+    /// As a listener does it.
+    async fn come(gate: &Arc<Gate>) -> (Place, Opening) {
+        gate.ready().await;
+        gate.enter().await
+    }
+
+    /// KAL-04: a full way in takes the place of the oldest, and only when that had its time.
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_gives_its_place_when_it_had_its_time() {
+        let gate = gate(&Config { max_handshakes: 2, ..Config::default() });
+        let ((_, first), (_, second)) = (come(&gate).await, come(&gate).await);
+        let since = Instant::now();
+        let (_, third) = come(&gate).await;
+        assert_eq!(since.elapsed(), GRACE, "nobody is pushed out before");
+        first.displaced().await;
+        drop(second);
+        let (_, fourth) = come(&gate).await;
+        assert_eq!(since.elapsed(), GRACE, "a place that was given back is taken at once");
+        // The first gave its place up before: its end frees none.
+        drop(first);
+        let fifth = tokio::time::timeout(GRACE / 2, come(&gate)).await;
+        assert!(fifth.is_err(), "there are two places");
+        drop((third, fourth));
+    }
+
+    /// What waits for a place is woken by one that is given back.
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_given_back_wakes_who_waits() {
+        let gate = gate(&Config { max_handshakes: 1, ..Config::default() });
+        let (place, opening) = come(&gate).await;
+        let since = Instant::now();
+        let leave = async {
+            tokio::time::sleep(GRACE / 4).await;
+            drop((place, opening));
+        };
+        tokio::join!(come(&gate), leave);
+        assert_eq!(since.elapsed(), GRACE / 4);
+    }
+
+    /// Permits and counts by address come back with the connection.
+    #[tokio::test]
+    async fn permits_and_addresses_come_back() {
+        let most = Some(1);
+        let config = Config {
+            max_connections: most,
+            max_connections_per_address: most,
+            ..Config::default()
+        };
+        let gate = gate(&config);
+        let (place, _opening) = come(&gate).await;
+        assert_eq!(gate.house.permits.available_permits(), 0);
+        let address = |text: &str| Some(text.parse().unwrap());
+        let admitted = gate.house.admit(address("192.0.2.7:1")).unwrap();
+        assert!(gate.house.admit(address("192.0.2.7:2")).is_err());
+        assert!(gate.house.admit(address("192.0.2.8:2")).is_ok());
+        assert!(gate.house.admit(None).is_ok_and(|admitted| admitted.is_none()));
+        drop((place, admitted));
+        assert_eq!(gate.house.permits.available_permits(), 1);
+        assert!(gate.house.admit(address("192.0.2.7:3")).is_ok());
+    }
+}

@@ -23,7 +23,9 @@ use super::ws::Ws;
 use super::{Config, WsConfig, proxy};
 use crate::limits::NOTSENT_LOWAT_BYTES;
 use crate::session::{Arrival, Peer, Sessions};
-use crate::telemetry::{Door, Turned, metrics};
+use crate::telemetry::{Door, Throttle, Turned, metrics};
+
+static TURNED_AWAY: Throttle = Throttle::every(Duration::from_secs(10));
 
 /// What the connections of one listener have in common.
 #[derive(Debug)]
@@ -200,8 +202,15 @@ impl Entry {
     fn turn_away<T>(&self, not_in: &NotIn) -> Option<T> {
         metrics::CONNECTION_REFUSED.inc();
         let NotIn { why, error } = not_in;
-        self.peer.door.turned(*why);
-        tracing::debug!(peer = %self.peer, why = why.text(), ?error, "a connection got no further");
+        let (peer, cause) = (&self.peer, why.text());
+        peer.door.turned(*why);
+        let detail = error.as_ref().map(tracing::field::display);
+        tracing::debug!(%peer, cause, error = detail, "a connection got no further");
+        // An operator who sets one of these up wants to know why it does not work.
+        let told = matches!(why, Turned::Tls | Turned::Certificate | Turned::Proxy);
+        if let Some(unsaid) = told.then(|| TURNED_AWAY.ready()).flatten() {
+            tracing::info!(%peer, cause, error = detail, unsaid, "a connection got no further");
+        }
         None
     }
 }

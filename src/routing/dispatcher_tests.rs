@@ -88,6 +88,7 @@ fn settings(client_id: &ClientId) -> delivery::Settings {
         maximum_packet_size: None,
         topic_alias_maximum: 0,
         problem_information: true,
+        gate: None,
     }
 }
 

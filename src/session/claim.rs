@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::Peer;
-use super::conn::{Conn, End};
+use super::conn::{About, Conn, End};
 use super::context::Context;
 use super::inbound::Exchanges;
 use super::lifecycle;
@@ -24,12 +23,12 @@ static NO_PLAN: Throttle = Throttle::per_minute();
 /// What a CONNECT asks for, after it was checked.
 pub(super) struct Ask {
     pub(super) client_id: ClientId,
-    pub(super) peer: Peer,
     pub(super) clean_start: bool,
     pub(super) expiry_s: u32,
     pub(super) keep_alive_s: u16,
     pub(super) will: Option<Box<WillRow>>,
     pub(super) settings: Settings,
+    pub(super) about: About,
 }
 
 /// A session that is ours, and whose connection is ready for its CONNACK.
@@ -75,6 +74,7 @@ pub(super) async fn claim(
         live: Some(Arc::clone(&conn)),
         offline_since_ms: None,
         will: ask.will.clone(),
+        grant: ask.about.grant.clone(),
         open_ids: Arc::clone(&open_ids),
         timer_ms: None,
         stored: persistent || ask.will.is_some(),

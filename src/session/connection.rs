@@ -13,28 +13,30 @@ use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
 use super::Arrival;
+use super::admission::{self, Wire};
 use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
 use super::edges::{LAST_WORDS, NoConnect, first_packet, linger, say_last, too_many_behind};
-use super::handshake;
 use super::inbound::{AckWindow, Inbound, Taken};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
+use super::reauthenticate;
 use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
-use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe};
+use crate::codec::{
+    self, AckKind, Auth, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
+};
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
+use crate::security;
 use crate::telemetry::{Counted, Turned, metrics, task};
 
 const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
     "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
 );
-const NO_AUTH: DecodeError =
-    DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
 const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
 
 /// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
@@ -85,7 +87,11 @@ where
     let packets = context.config.pre_connect_packets;
     let is_encrypted = peer.tls.is_some();
     let claimed = match too_many_behind(&buffer, &connect, packets, max_bytes) {
-        None => handshake::connect(&context, connect, peer, max_bytes).await,
+        None => {
+            let (buffer, read, write) = (&mut buffer, &mut read, &mut write);
+            let wire = Wire { buffer, read, write, max_bytes };
+            admission::greet(&context, connect, peer, wire).await
+        }
         Some(refusal) => Err(refusal),
     };
     let claimed = match claimed {
@@ -127,6 +133,7 @@ enum Step {
     Charge,
     Subscribe(Subscribe),
     Unsubscribe(Unsubscribe),
+    Auth(Box<Auth>),
     End(End),
 }
 
@@ -151,6 +158,8 @@ struct SessionTask {
     inbound: Inbound,
     /// Acknowledgements of this read.
     acks: Vec<ClientAck>,
+    /// An exchange of AUTH packets that has begun.
+    reauthentication: Option<Box<security::Step>>,
     held: Held,
 }
 
@@ -193,6 +202,7 @@ impl SessionTask {
             needed,
             inbound,
             acks,
+            reauthentication: None,
             held,
         }
     }
@@ -251,6 +261,10 @@ impl SessionTask {
             Step::Charge => return self.inbound.settle_charge(&self.conn).await,
             Step::Subscribe(packet) => return self.subscribe(packet).await,
             Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
+            Step::Auth(packet) => {
+                let under_way = &mut self.reauthentication;
+                return reauthenticate::take(&self.context, &self.conn, under_way, &packet);
+            }
             Step::End(end) => return Err(end),
         }
         if self.must_hold() {
@@ -316,7 +330,7 @@ impl SessionTask {
             Packet::Subscribe(packet) => return Ok(Some(Step::Subscribe(packet))),
             Packet::Unsubscribe(packet) => return Ok(Some(Step::Unsubscribe(packet))),
             Packet::Disconnect(packet) => return Ok(Some(Step::End(goodbye(&packet)))),
-            Packet::Auth(_) => return Err(NO_AUTH),
+            Packet::Auth(packet) => return Ok(Some(Step::Auth(Box::new(packet)))),
             Packet::Connect(_)
             | Packet::Connack(_)
             | Packet::Suback(_)

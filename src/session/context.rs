@@ -13,6 +13,7 @@ use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
 use crate::routing::{Judge, Limits, Progress, RetainedTable, Subscriptions};
+use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, PublishLog};
 
 /// The handles a session needs; made once, by the broker.
@@ -28,6 +29,7 @@ pub struct Handles {
     pub retained: Arc<RetainedTable>,
     pub judge: Arc<Judge>,
     pub progress: Arc<Progress>,
+    pub security: Arc<Security>,
     pub limits: Arc<Limits>,
     pub retained_expiry_period: std::time::Duration,
 }

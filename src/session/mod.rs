@@ -5,6 +5,7 @@
 //! over, the broker starts and stops. Never: writing to a socket of a session itself (its outbox
 //! does), or looking for subscribers.
 
+mod admission;
 mod arrival;
 mod budget;
 mod claim;
@@ -16,8 +17,10 @@ mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
+mod overview;
 mod places;
 mod read_buffer;
+mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;
@@ -37,6 +40,7 @@ use context::Context;
 pub use context::Handles;
 #[doc(hidden)]
 pub use inbound::{Gate, Ruling};
+pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};

@@ -10,6 +10,7 @@ use super::{Arrival, Config, Handles, Peer, Sessions};
 use crate::delivery::{self, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::security::{self, Security};
 use crate::storage::once;
 use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
 use crate::telemetry::{Door, task};
@@ -88,6 +89,7 @@ impl Node {
             turn: Turn::NextConnected,
             no_ids: Arc::from([]),
         };
+        let security = Security::new(security::Config::default(), Arc::clone(&stores.tables));
         let sessions = Sessions::new(Handles {
             config,
             delivery: Arc::new(delivery()),
@@ -100,6 +102,7 @@ impl Node {
             retained: Arc::clone(&parts.retained),
             judge: Arc::clone(&parts.judge),
             progress: Arc::clone(&parts.progress),
+            security: security.expect("no key is needed"),
             limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
         });

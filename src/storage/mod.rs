@@ -12,8 +12,12 @@ pub mod memory;
 pub mod ports;
 mod quota;
 pub mod record;
+pub mod redis;
 mod settle;
 
+pub use self::redis::{
+    IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
+};
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};

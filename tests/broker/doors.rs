@@ -118,6 +118,8 @@ fn transports_share_one_broker() {
 fn proxy_headers_tell_the_address_on_every_listener() {
     let start = Start::new()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .allow_log("ANONYMOUS ACCESS")
         .env("RUST_LOG", "info,sluice::session=debug");
     let house = House::open(start);
     let one = b"PROXY TCP4 192.0.2.7 10.0.0.1 56789 1883\r\n".to_vec();
@@ -160,6 +162,8 @@ fn proxy_headers_count_from_trusted_networks_only() {
 fn connections_of_one_address_are_bounded() {
     let start = Start::new()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .allow_log("ANONYMOUS ACCESS")
         .env("LISTENER_MAX_CONNECTIONS_PER_ADDRESS", 2);
     let house = House::open(start);
     let header = |last: u8| v2(0x21, &[192, 0, 2, last, 10, 0, 0, 1, 0, 9, 7, 91]);
@@ -341,6 +345,7 @@ fn certificates_change_without_a_dropped_connection() {
     let port = free_port();
     let broker = Start::new()
         .env("LISTENER_SSL_ENABLED", true)
+        .env("LISTENER_SSL_BIND_ADDRESS", "127.0.0.1")
         .env("LISTENER_SSL_BIND_PORT", port)
         .env("LISTENER_SSL_PEM_CERT", file("cert.pem").display())
         .env("LISTENER_SSL_PEM_KEY", file("key.pem").display())
@@ -418,4 +423,21 @@ fn a_unix_socket_is_a_listener() {
     // What a kill leaves behind is no hindrance.
     broker.kill_and_restart();
     assert_eq!(exchange(&hello, 4), [0x20, 2, 0, 0]);
+}
+
+/// KAL-05: buffers of handshakes are freed: hundreds of connects over TLS leave nothing behind.
+#[test]
+fn tls_connections_leave_nothing_behind() {
+    let house = House::open(Start::new());
+    let connects = |count: usize| {
+        for _ in 0..count {
+            house.client(Transport::Tls, b"", &Connect::v5("fleeting")).disconnect();
+        }
+    };
+    connects(150);
+    let before = house.broker.rss_kib();
+    connects(600);
+    let grown = house.broker.rss_kib().saturating_sub(before);
+    // A handshake's buffers are tens of KiB: kept, they would be some twenty MiB.
+    assert!(grown < 6 * 1024, "grown by {grown} KiB");
 }

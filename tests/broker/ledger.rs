@@ -2,12 +2,11 @@
 
 use serde_json::Value;
 
-use crate::support::{Broker, Client, Connect, Start, prop};
+use crate::operator::{self, Operator};
+use crate::support::{Broker, Client, Connect, prop};
 
 fn ledger(broker: &Broker, query: &str) -> Value {
-    let (status, body) = broker.get(&format!("/api/dropped-messages?{query}"));
-    assert_eq!(status, 200, "{body}");
-    serde_json::from_str(&body).unwrap()
+    Operator::login(broker).get(&format!("/api/dropped-messages?{query}")).ok()
 }
 
 fn counts(reply: &Value) -> Vec<(String, String, u64)> {
@@ -47,7 +46,7 @@ fn lose_some(broker: &Broker) {
 #[test]
 fn each_loss_has_a_row_and_the_sum_is_the_counter() {
     let broker =
-        Start::new().env("MQTT_PERSISTENT_SESSION_DEVICE_PERSISTED_MESSAGES_LIMIT", 4).start();
+        operator::start().env("MQTT_PERSISTENT_SESSION_DEVICE_PERSISTED_MESSAGES_LIMIT", 4).start();
     lose_some(&broker);
     broker.eventually("all is lost", |b| b.metric("droppedMsgs_total") == Some(12.0));
     let all = ledger(&broker, "pageSize=1000");
@@ -73,11 +72,13 @@ fn each_loss_has_a_row_and_the_sum_is_the_counter() {
     let (first, last) = (row["firstTs"].as_u64().unwrap(), row["lastTs"].as_u64().unwrap());
     assert!(first <= last && first > 1_700_000_000_000, "{row}");
     assert_eq!(counts(&ledger(&broker, &format!("startTime={}", last + 100_000))), []);
-    assert_eq!(broker.get("/api/dropped-messages?reason=nonsense").0, 400);
-    assert_eq!(broker.get("/api/dropped-messages?pageSize=0").0, 400);
-    assert_eq!(broker.get("/api/dropped-messages?unknown=1").0, 400);
+    let operator = Operator::login(&broker);
+    operator.get("/api/dropped-messages?reason=nonsense").refused(400);
+    operator.get("/api/dropped-messages?pageSize=0").refused(400);
+    operator.get("/api/dropped-messages?unknown=1").refused(400);
 
-    assert_eq!(broker.request("DELETE", "/api/dropped-messages").0, 200);
+    assert_eq!(Operator::stranger(&broker).delete("/api/dropped-messages").status, 401);
+    assert_eq!(operator.delete("/api/dropped-messages").status, 200);
     assert_eq!(ledger(&broker, "")["totalElements"], 0);
     assert_eq!(broker.metric("droppedMsgs_total"), Some(12.0));
     Client::connect(&broker, &Connect::v5("again")).publish("nobody/3", "m", 1);
@@ -89,7 +90,7 @@ fn each_loss_has_a_row_and_the_sum_is_the_counter() {
 /// MET-2: switched off, nothing is kept by name, and everything is counted all the same.
 #[test]
 fn without_the_ledger_losses_are_counted() {
-    let broker = Start::new().env("MQTT_DROPPED_MSG_ENABLED", false).start();
+    let broker = operator::start().env("MQTT_DROPPED_MSG_ENABLED", false).start();
     Client::connect(&broker, &Connect::v5("p")).publish("nobody", "m", 1);
     broker.eventually("it is counted", |b| b.dropped("No subscribers") == 1);
     let reply = ledger(&broker, "");

@@ -8,10 +8,13 @@
 
 mod support;
 
+mod acl;
+mod administration;
 mod backpressure;
 mod caps;
 mod compat;
 mod connect;
+mod credentials;
 mod doors;
 mod flow_control;
 mod foreign;
@@ -21,6 +24,7 @@ mod limits;
 mod malformed;
 mod memory;
 mod metrics;
+mod operator;
 mod ordering;
 mod properties;
 mod qos;

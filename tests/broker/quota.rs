@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::operator::{self, Operator};
 use crate::support::{AckKind, Broker, Client, Connect, Level, Publish, Start, Will, wire};
 
 /// How long nothing comes when nothing should.
@@ -14,7 +15,7 @@ const QUIET: Duration = Duration::from_millis(150);
 const REACHED: &str = "licensed throughput reached";
 
 fn budget(tokens: u32) -> Start {
-    Start::new()
+    operator::start()
         .env("MQTT_TOTAL_RATE_LIMITS_ENABLED", true)
         .env("MQTT_TOTAL_RATE_LIMITS_CONFIG", format!("{tokens}:86400"))
         .allow_log(REACHED)
@@ -33,9 +34,7 @@ fn admitted(codes: &[u8]) -> usize {
 }
 
 fn reached(broker: &Broker) -> Value {
-    let (status, body) = broker.get("/api/license/throughput");
-    assert_eq!(status, 200, "{body}");
-    serde_json::from_str(&body).unwrap()
+    Operator::login(broker).get("/api/license/throughput").ok()
 }
 
 /// What the broker sent so far.
@@ -157,8 +156,9 @@ fn a_refusal_raises_the_indicator() {
     assert_eq!(raised["reached"], true);
     assert!(raised["reachedSince"].as_u64() > Some(1_700_000_000_000));
     assert_eq!(broker.log().matches(REACHED).count(), 1, "at most once a minute");
-    let (status, _) = broker.request("POST", "/api/license/throughput/acknowledge");
-    assert_eq!(status, 200);
+    let operator = Operator::login(&broker);
+    let taken = operator.ask("POST", "/api/license/throughput/acknowledge", None);
+    assert_eq!(taken.status, 200);
     assert_eq!(reached(&broker)["reached"], false);
     assert_eq!(publish(&mut publisher, "t/x", 1), [0x97]);
     assert_eq!(reached(&broker)["reached"], true);
@@ -185,7 +185,7 @@ fn repeats_are_not_refused_for_quota() {
 /// QUO-1: no plan, no setting: no quota, and the reply says so. A plan needs a build with a key.
 #[test]
 fn without_a_plan_or_setting_there_is_no_quota() {
-    let broker = Broker::start();
+    let broker = operator::start().start();
     let said = reached(&broker);
     assert_eq!((&said["limited"], &said["plan"]), (&false.into(), &Value::Null));
     if option_env!("SLUICE_PLAN_PUBLIC_KEY").is_none() {

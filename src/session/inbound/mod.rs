@@ -169,6 +169,9 @@ impl Inbound {
                 return Err(RECEIVE_MAXIMUM);
             }
         }
+        if self.is_denied(topic) {
+            return self.refuse(topic, publish, ReasonCode::NotAuthorized);
+        }
         if self.is_no_topic(topic) {
             return self.refuse(topic, publish, ReasonCode::TopicNameInvalid);
         }
@@ -231,6 +234,15 @@ impl Inbound {
         known.map(Some).ok_or(ALIAS_UNKNOWN)
     }
 
+    /// Whether the client's rules keep it from this topic.
+    fn is_denied(&self, topic: &str) -> bool {
+        let denied = self.window.grant().is_some_and(|grant| !grant.may_publish(topic));
+        if denied {
+            metrics::AUTHORIZATION_PUBLISH.inc();
+        }
+        denied
+    }
+
     /// Whether this node takes no message to this topic.
     fn is_no_topic(&self, topic: &str) -> bool {
         // MQTT 5 section 4.7.2: a server should keep clients from using `$` topics.
@@ -272,6 +284,7 @@ impl Inbound {
     ) -> Result<Taken, DecodeError> {
         let why = match reason {
             ReasonCode::QuotaExceeded => DropReason::QuotaExceeded,
+            ReasonCode::NotAuthorized => DropReason::NotAuthorized,
             _ => DropReason::DeliveryFailed,
         };
         self.lost(why, topic, 1);

@@ -80,6 +80,48 @@ catalogue! {
     Gauge RETAIN_TRIE_SIZE = "retainMsgTrieSize",
         "Retained messages in the trie that new subscriptions are matched against.";
 
+    Counter BASIC_SUCCESS =
+        "authentications_total" ["provider" = "MQTT_BASIC", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter BASIC_FAILURE =
+        "authentications_total" ["provider" = "MQTT_BASIC", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter BASIC_SKIPPED =
+        "authentications_total" ["provider" = "MQTT_BASIC", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
+    Counter X509_SUCCESS = "authentications_total" ["provider" = "X_509", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter X509_FAILURE = "authentications_total" ["provider" = "X_509", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter X509_SKIPPED = "authentications_total" ["provider" = "X_509", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
+    Counter JWT_SUCCESS = "authentications_total" ["provider" = "JWT", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter JWT_FAILURE = "authentications_total" ["provider" = "JWT", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter JWT_SKIPPED = "authentications_total" ["provider" = "JWT", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
+    Counter SCRAM_SUCCESS = "authentications_total" ["provider" = "SCRAM", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter SCRAM_FAILURE = "authentications_total" ["provider" = "SCRAM", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter AUTHENTICATION_BUSY = "authenticationsBusy_total",
+        "Authentications that were refused because too many waited, or for too long.";
+    Counter BLOCKED_REFUSED = "blockedClients_refused_total",
+        "Connections refused or ended because the client is blocked.";
+    Counter AUTHORIZATION_PUBLISH = "authorizationDenied_total" ["operation" = "publish"],
+        "PUBLISHes, Wills, filters and copies that the rules of a client denied.";
+    Counter AUTHORIZATION_SUBSCRIBE = "authorizationDenied_total" ["operation" = "subscribe"],
+        "PUBLISHes, Wills, filters and copies that the rules of a client denied.";
+    Counter AUTHORIZATION_DELIVER = "authorizationDenied_total" ["operation" = "deliver"],
+        "PUBLISHes, Wills, filters and copies that the rules of a client denied.";
+    Gauge CREDENTIALS = "mqttClientCredentials",
+        "Credentials of MQTT clients.";
+    Gauge UNAUTHORIZED_CLIENTS = "unauthorizedClients",
+        "Refused clients that this node remembers.";
+    Counter LOGINS_REFUSED = "adminLoginsRefused_total",
+        "Logins to the administration that were refused.";
+
     Counter PUBLISHED_TOTAL = "incomingPublishMsg_published_total" ["statsName" = "totalMsgs"],
         "PUBLISHes and Wills handed to the publish log, by how that ended.";
     Counter PUBLISHED_SUCCESSFUL =
@@ -123,6 +165,12 @@ catalogue! {
         "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
     Counter DELIVERED_QOS2 = "deliveredMsgs_total" ["qos" = "2"],
         "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
+    Gauge REDIS_MASTERS_AWAY = "redisMastersAway",
+        "Redis masters that do not answer.";
+    Counter REDIS_MASTER_CHANGES = "redisMasterChanges_total",
+        "Redis masters that took another's place; each time the log is read again.";
+    Counter REDIS_REPLICA_LATE = "redisReplicaLate_total",
+        "Waits of half a second in which no Redis replica took a mark that must survive.";
     Counter RECEIVED_BYTES = "receivedBytes_total",
         "Bytes read from MQTT connections.";
     Counter SENT_BYTES = "sentBytes_total",

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockRef, Socket, Type};
@@ -51,6 +51,13 @@ impl Client {
     pub(crate) fn open(broker: &Broker, level: Level) -> Client {
         let stream = TcpStream::connect(broker.door()).expect("the broker listens");
         Client::over(stream, level)
+    }
+
+    /// A socket to another address of this machine.
+    #[allow(dead_code, reason = "the crash tests don't need it")]
+    pub(crate) fn open_at(broker: &Broker, address: IpAddr, level: Level) -> Client {
+        let to = SocketAddr::new(address, broker.address().port());
+        Client::over(TcpStream::connect(to).expect("the broker listens"), level)
     }
 
     /// A socket with a receive buffer so small that the broker soon can't write to it.

@@ -114,6 +114,9 @@ impl Broker {
             // Each start fills its first segments: hundreds of large ones would be all that the
             // disk does.
             .env("STORAGE_EMBEDDED_SEGMENT_BYTES", (4 << 20).to_string())
+            // What a password costs an attacker, it would cost each start of a test.
+            .env("SECURITY_PASSWORD_HASHING_MEMORY_KIB", "64")
+            .env("SECURITY_PASSWORD_HASHING_ITERATIONS", "1")
             .envs(transport.settings(door))
             .envs(
                 start
@@ -164,6 +167,10 @@ impl Broker {
     /// Where it speaks MQTT over bare TCP.
     pub(crate) fn address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.mqtt)
+    }
+
+    pub(crate) fn http_address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.http)
     }
 
     /// Where it speaks what the tests run over.
