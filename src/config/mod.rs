@@ -11,6 +11,7 @@ mod foreign;
 mod load;
 mod placeholder;
 mod reader;
+mod redis;
 mod rooms;
 mod security;
 mod tree;

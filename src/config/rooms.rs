@@ -181,7 +181,9 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
         0 => SyncMode::Always,
         _ => SyncMode::Never,
     };
+    let redis = super::redis::read(r);
     storage::Config {
+        redis,
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),
             sync,

@@ -104,7 +104,7 @@ fn a_tbmq_file_starts_with_one_warning() {
     assert_eq!(loaded.warnings.len(), 1, "{:#?}", loaded.warnings);
     let warning = &loaded.warnings[0];
     for key in [
-        "redis.standalone.host",
+        "redis.pool_config.maxIdle",
         "actors.system.throughput",
         "listener.ws.netty.worker_group_thread_count",
         "spring.mvc.cors.mappings.[/api/**].allowed-origin-patterns",

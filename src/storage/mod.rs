@@ -11,8 +11,12 @@ pub mod embedded;
 pub mod memory;
 pub mod ports;
 pub mod record;
+pub mod redis;
 mod settle;
 
+pub use self::redis::{
+    IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
+};
 pub use config::{Config, EmbeddedConfig, SyncMode};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use memory::{Faults, Memory, MemoryConfig};

@@ -118,6 +118,8 @@ fn transports_share_one_broker() {
 fn proxy_headers_tell_the_address_on_every_listener() {
     let start = Start::new()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .allow_log("ANONYMOUS ACCESS")
         .env("RUST_LOG", "info,sluice::session=debug");
     let house = House::open(start);
     let one = b"PROXY TCP4 192.0.2.7 10.0.0.1 56789 1883\r\n".to_vec();
@@ -160,6 +162,8 @@ fn proxy_headers_count_from_trusted_networks_only() {
 fn connections_of_one_address_are_bounded() {
     let start = Start::new()
         .env("MQTT_PROXY_PROTOCOL_ENABLED", true)
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .allow_log("ANONYMOUS ACCESS")
         .env("LISTENER_MAX_CONNECTIONS_PER_ADDRESS", 2);
     let house = House::open(start);
     let header = |last: u8| v2(0x21, &[192, 0, 2, last, 10, 0, 0, 1, 0, 9, 7, 91]);
@@ -341,6 +345,7 @@ fn certificates_change_without_a_dropped_connection() {
     let port = free_port();
     let broker = Start::new()
         .env("LISTENER_SSL_ENABLED", true)
+        .env("LISTENER_SSL_BIND_ADDRESS", "127.0.0.1")
         .env("LISTENER_SSL_BIND_PORT", port)
         .env("LISTENER_SSL_PEM_CERT", file("cert.pem").display())
         .env("LISTENER_SSL_PEM_KEY", file("key.pem").display())

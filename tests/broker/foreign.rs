@@ -334,6 +334,7 @@ fn mosquitto_clients_show_certificates() {
     let port = free_port();
     let broker = Start::new()
         .env("LISTENER_SSL_ENABLED", true)
+        .env("LISTENER_SSL_BIND_ADDRESS", "127.0.0.1")
         .env("LISTENER_SSL_BIND_PORT", port)
         .env("LISTENER_SSL_PEM_CERT", papers().file("server.pem"))
         .env("LISTENER_SSL_PEM_KEY", papers().file("server_key.pem"))

@@ -107,6 +107,14 @@ fn queued_messages_keep_every_field_over_a_kill() {
     let mut got: Vec<Publish> = vec![sub.take()];
     assert!(waited.elapsed() < Duration::from_secs(5), "the first one took long");
     got.extend((1..ALL).map(|_| sub.take()));
+    // The copies of a shared subscription and those of plain ones are each in their order.
+    for first in [1, 2] {
+        let due: Vec<String> = (first..=ALL).step_by(2).map(topic).collect();
+        let filter = due[0].split('/').next().unwrap();
+        let came: Vec<String> = got.iter().map(Publish::topic).collect();
+        assert!(came.iter().filter(|topic| topic.starts_with(filter)).eq(&due));
+    }
+    got.sort_by_key(|one| one.topic().rsplit('/').next().and_then(|id| id.parse::<u16>().ok()));
     for (id, publish) in (1..=ALL).zip(&got) {
         assert_eq!((publish.topic(), &publish.payload), (topic(id), &payload(id)));
         let due: Vec<u32> = if id.is_multiple_of(2) { vec![7, 300] } else { vec![9] };

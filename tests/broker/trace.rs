@@ -54,7 +54,7 @@ fn one_message_is_seen_at_every_stop_in_order() {
     let log = await_stop(&broker, 12);
     let log = stops(&log);
     let (speaks, listens, topic) = ("client=speaks", "client=listens", "topic=\"way/of/one\"");
-    let mut at = next(&log, 0, 1, &["peer=127.0.0.1"]);
+    let mut at = next(&log, 0, 1, &["peer=tcp:127.0.0.1"]);
     at = next(&log, at, 2, &[speaks]);
     at = next(&log, at, 3, &[speaks, "packet=\"PUBLISH\""]);
     at = next(&log, at, 4, &[speaks, topic]);
