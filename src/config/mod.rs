@@ -7,6 +7,7 @@
 
 mod fault;
 mod foreign;
+mod kafka;
 mod load;
 mod placeholder;
 mod reader;

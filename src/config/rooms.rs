@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reader::Reader;
-use super::{Config, ServiceConfig};
+use super::{Config, ServiceConfig, kafka};
 use crate::limits::KB;
 use crate::session::TotalRate;
-use crate::storage::{EmbeddedConfig, SyncMode};
+use crate::storage::{EmbeddedConfig, Profile, SyncMode};
 use crate::telemetry::RateWindows;
 use crate::{admin, delivery, limits, listener, routing, session, storage, telemetry};
 
@@ -196,12 +196,17 @@ fn watermark(r: &mut Reader<'_>, key: &'static str) -> usize {
 }
 
 fn storage(r: &mut Reader<'_>) -> storage::Config {
-    r.choice("storage.type", &["embedded"]);
+    let profile = match r.choice("storage.type", &["embedded", "cluster"]) {
+        0 => Profile::Embedded,
+        _ => Profile::Cluster,
+    };
     let sync = match r.choice("storage.embedded.sync", &["always", "never"]) {
         0 => SyncMode::Always,
         _ => SyncMode::Never,
     };
     storage::Config {
+        profile,
+        kafka: kafka::read(r),
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),
             sync,
@@ -264,7 +269,8 @@ fn relations(r: &mut Reader<'_>, config: &Config) {
         let sizes = ["listener.tcp.netty.max_payload_size", "listener.inbound_budget_bytes"];
         r.contradiction(&sizes, "wanted a budget that holds the largest packet");
     }
-    if packet as u64 + RECORD_ROOM > config.storage.embedded.segment_bytes {
+    let embedded = config.storage.profile == Profile::Embedded;
+    if embedded && packet as u64 + RECORD_ROOM > config.storage.embedded.segment_bytes {
         let sizes = ["listener.tcp.netty.max_payload_size", "storage.embedded.segment-bytes"];
         r.contradiction(&sizes, "wanted segments at least 65536 bytes larger than a packet");
     }

@@ -8,12 +8,14 @@ mod config;
 #[doc(hidden)]
 pub mod contract;
 pub mod embedded;
+pub mod kafka;
 pub mod memory;
 pub mod ports;
 pub mod record;
 
-pub use config::{Config, EmbeddedConfig, SyncMode};
+pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
+pub use kafka::{Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
