@@ -83,7 +83,8 @@ impl Loaded {
         let Loaded { sessions, parts, log, committed, consumer } = self;
         let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
         let replayed = log.end(0).offset;
-        let mut tasks = vec![task::spawn("dispatcher", routing::run(consumer, parts))];
+        let mut tasks =
+            vec![task::spawn("dispatcher", routing::run(consumer, parts, committed.decided))];
         if committed.position.offset < replayed {
             progress.reached(replayed).await;
         }
@@ -104,6 +105,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
             routing.retained_max_bytes,
         )),
         judge: Arc::new(Judge::decode(&committed.state)?),
+        log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::behind(committed.position)),
         turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },

@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::assign::{Assignment, assign};
+use super::decisions::Decisions;
 use super::judge::Judge;
 use super::retained_table::RetainedTable;
 use super::runs::{Copy, Runs};
@@ -16,8 +18,8 @@ use super::{Pick, Standing, Subscriber, Turn};
 use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{
-    Appended, Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, MessageRef, Position,
-    QueueAppend, QueueEntry, QueueKey, SourceId,
+    Appended, Batch, DeviceQueues, DirectCopy, Kind, LogBatch, LogConsumer, LogItem, MessageRef,
+    Origin, Position, PublishLog, QueueAppend, QueueEntry, QueueKey, SourceId,
 };
 use crate::telemetry::{self, Direction, DropReason, metrics};
 
@@ -75,6 +77,7 @@ pub struct Parts {
     pub subscriptions: Arc<Subscriptions>,
     pub retained: Arc<RetainedTable>,
     pub judge: Arc<Judge>,
+    pub log: Arc<dyn PublishLog>,
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
     /// `mqtt.shared-subscriptions.skip-non-writable`.
@@ -91,8 +94,15 @@ impl std::fmt::Debug for Parts {
 
 /// Routes what the consumer gives, until the task is aborted. It never waits for an outbox
 /// (invariant 4): a full one answers at once.
-pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
+///
+/// `decided` is what the log told when the consumer was opened.
+pub async fn run(
+    mut consumer: Box<dyn LogConsumer>,
+    parts: Parts,
+    decided: Vec<(Position, Origin)>,
+) {
     let mut runs = Runs::default();
+    let mut decisions = Decisions::recovered(decided);
     loop {
         let batch = match consumer.next().await {
             Ok(batch) => batch,
@@ -106,10 +116,11 @@ pub async fn run(mut consumer: Box<dyn LogConsumer>, parts: Parts) {
         let mut messages = 0;
         for stretch in stretches(&batch) {
             let begun = Instant::now();
-            messages += parts.collect(&batch, stretch.clone(), &mut runs);
+            messages += parts.collect(&batch, stretch.clone(), &mut runs, &decisions);
             metrics::SUBSCRIPTION_LOOKUP.observe(begun.elapsed());
-            parts.hand_over(&batch, stretch, &runs).await;
+            parts.hand_over(&batch, stretch, &runs, &mut decisions).await;
         }
+        decisions.passed(batch.end);
         parts.subscriptions.advance(batch.end.offset);
         consumer.commit(batch.end, &mut || parts.judge.encode());
         parts.progress.advance(batch.end);
@@ -133,7 +144,13 @@ fn stretches(batch: &LogBatch) -> impl Iterator<Item = Range<usize>> {
 
 impl Parts {
     /// Matches every message of the stretch, and sorts the copies by recipient.
-    fn collect(&self, batch: &LogBatch, stretch: Range<usize>, runs: &mut Runs) -> u64 {
+    fn collect(
+        &self,
+        batch: &LogBatch,
+        stretch: Range<usize>,
+        runs: &mut Runs,
+        decisions: &Decisions,
+    ) -> u64 {
         runs.begin(self.slots.id_end());
         let mut messages = 0;
         let mut inner = self.subscriptions.read();
@@ -148,7 +165,8 @@ impl Parts {
             for index in 0..publishes.len() {
                 messages += 1;
                 if self.counts(publishes, index) {
-                    self.route(&inner, runs, publishes, *position, (item, index));
+                    let place = (item, index);
+                    self.route(&inner, runs, publishes, *position, place, decisions);
                 }
             }
         }
@@ -180,6 +198,7 @@ impl Parts {
         batch: &Batch,
         position: Position,
         place: (usize, usize),
+        decisions: &Decisions,
     ) {
         let view = batch.view(place.1);
         let before = runs.copies();
@@ -194,11 +213,16 @@ impl Parts {
                 }
             },
             &mut |group| {
+                let number = group.number();
+                if decisions.is_taken(&Origin { position, index: place.1 as u32, group: number }) {
+                    nobody = true;
+                    return;
+                }
                 let standing =
                     |member: &Subscriber<SlotId, Entry>| self.standing(member, position, view.qos);
                 match group.pick(self.turn, standing) {
                     Pick::Deliver(member) | Pick::Keep(member) => {
-                        picked.push((member.key, member.entry));
+                        picked.push((member.key, member.entry, number));
                     }
                     Pick::Nobody => {
                         nobody = true;
@@ -215,14 +239,14 @@ impl Parts {
             }
             runs.add(slot, Copy::new(place, &view, &entry.options));
         }
-        for (slot, entry) in picked.drain(..) {
-            runs.add(slot, Copy::new(place, &view, &entry.options).of_group());
+        for (slot, entry, group) in picked.drain(..) {
+            runs.add(slot, Copy::new(place, &view, &entry.options).of_group(group));
         }
         (runs.plain, runs.picked) = (plain, picked);
         let (position, copies) = (position.offset, runs.copies() - before);
         let client = &batch.publisher().client_id;
         tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
-        // A group's copy that nobody could take is counted already.
+        // A group's copy that nobody could take is counted already, or its copy follows.
         if runs.copies() == before && !nobody {
             telemetry::dropped(DropReason::NoSubscribers, Direction::Inbound, 1);
         }
@@ -250,16 +274,24 @@ impl Parts {
     }
 
     /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
-    async fn hand_over(&self, batch: &LogBatch, stretch: Range<usize>, runs: &Runs) {
+    async fn hand_over(
+        &self,
+        batch: &LogBatch,
+        stretch: Range<usize>,
+        runs: &Runs,
+        decisions: &mut Decisions,
+    ) {
         let started = Instant::now();
-        let mut queued = self.direct_copies(batch, stretch);
+        let mut queued = self.direct_copies(batch, stretch, decisions);
+        let mut assignments = Vec::new();
         for run in runs.iter() {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
             let SlotView { incarnation, persistent, outbox } = slot.view();
             if persistent {
+                let queue = QueueKey::Client(slot.client_id().clone());
+                assignments.extend(self.assignments(batch, &queue, incarnation, &run.copies));
                 let entries = self.entries(batch, &run.copies);
                 if !entries.is_empty() {
-                    let queue = QueueKey::Client(slot.client_id().clone());
                     let append = QueueAppend { queue, incarnation, entries };
                     queued.push(Queued { append, slot: Some(Arc::clone(&slot)), live: true });
                 }
@@ -278,6 +310,9 @@ impl Parts {
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
         if !queued.is_empty() {
             self.enqueue(queued).await;
+        }
+        if !assignments.is_empty() {
+            assign(&*self.log, &assignments, decisions).await;
         }
     }
 
@@ -317,7 +352,7 @@ impl Parts {
     }
 
     fn entries(&self, batch: &LogBatch, copies: &[Copy]) -> Vec<QueueEntry> {
-        let queued = copies.iter().filter(|copy| copy.is_queued());
+        let queued = copies.iter().filter(|copy| copy.is_queued() && copy.group.is_none());
         let mut entries = Vec::with_capacity(copies.len());
         entries.extend(queued.map(|copy| {
             let (position, publishes) = item(batch, copy);
@@ -333,20 +368,57 @@ impl Parts {
         entries
     }
 
-    /// Retained copies for persistent sessions come by way of the log. One is skipped when a
-    /// newer value was stored before it: the subscriber got that one live (OUT-2).
-    fn direct_copies(&self, batch: &LogBatch, stretch: Range<usize>) -> Vec<Queued> {
+    /// What groups picked this queue for, by item of the batch.
+    fn assignments(
+        &self,
+        batch: &LogBatch,
+        queue: &QueueKey,
+        incarnation: u64,
+        copies: &[Copy],
+    ) -> Vec<Assignment> {
+        let of_group = |copy: &&Copy| copy.is_queued() && copy.group.is_some();
+        let copies: Vec<&Copy> = copies.iter().filter(of_group).collect();
+        let by_item = copies.chunk_by(|a, b| a.item == b.item);
+        by_item
+            .map(|copies| {
+                let (position, publishes) = item(batch, copies[0]);
+                let indices: Vec<usize> = copies.iter().map(|copy| copy.index as usize).collect();
+                let direct = copies.iter().map(|copy| DirectCopy {
+                    delivery: copy.delivery,
+                    subscription_ids: copy.shared_ids(&self.no_ids),
+                    origin: copy.group.map(|group| Origin { position, index: copy.index, group }),
+                });
+                Assignment::new((queue.clone(), incarnation), publishes, &indices, direct.collect())
+            })
+            .collect()
+    }
+
+    /// Retained copies for persistent sessions, and a group's for the member that was picked, come
+    /// by way of the log. A retained one is skipped when a newer value was stored before it: the
+    /// subscriber got that one live (OUT-2).
+    fn direct_copies(
+        &self,
+        batch: &LogBatch,
+        stretch: Range<usize>,
+        decisions: &mut Decisions,
+    ) -> Vec<Queued> {
         let mut queued = Vec::new();
         for (position, log_item) in &batch.items[stretch] {
             let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
                 continue;
             };
             let mut entries = Vec::with_capacity(copies.len());
+            let mut live = false;
             for (index, copy) in deliveries.iter().enumerate() {
                 let message = MessageRef::new(Arc::clone(copies), index);
-                if !self.is_newest(&message) {
+                let due = match &copy.origin {
+                    Some(origin) => decisions.is_first(origin, *position),
+                    None => self.is_newest(&message),
+                };
+                if !due {
                     continue;
                 }
+                live |= copy.origin.is_some();
                 entries.push(QueueEntry {
                     source: SourceId {
                         incarnation: batch.incarnation,
@@ -364,7 +436,7 @@ impl Parts {
                 QueueKey::Group(_) => None,
             };
             let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
-            queued.push(Queued { append, slot, live: false });
+            queued.push(Queued { append, slot, live });
         }
         queued
     }

@@ -41,7 +41,8 @@ fn append(stores: &Stores, payload: &str) {
 
 fn append_direct(stores: &Stores, queue: &QueueKey, payload: &str) {
     let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-    let copies = Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]) }]);
+    let copies =
+        Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
     let (to, sink) = (queue.clone(), Arc::new(Nobody));
     stores.log.append_direct(to, 1, batch(payload), copies, sink, 0);
 }
@@ -83,13 +84,14 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
         subscriptions,
         retained: Arc::new(retained),
         judge: Arc::new(Judge::default()),
+        log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::default()),
         turn: Turn::NextConnected,
         no_ids: Arc::from([]),
     };
     let progress = Arc::clone(&parts.progress);
-    let dispatcher = task::spawn("dispatcher", run(consumer, parts));
+    let dispatcher = task::spawn("dispatcher", run(consumer, parts, Vec::new()));
     progress.reached(stores.log.end(0).offset).await;
     dispatcher.abort();
 

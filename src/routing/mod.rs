@@ -6,7 +6,9 @@
 //! Never: waiting for one slow client; Tokio or a clock in the index structures themselves
 //! (invariant 8).
 
+mod assign;
 mod config;
+mod decisions;
 mod dispatcher;
 mod id_table;
 mod index;

@@ -16,8 +16,9 @@ pub(super) struct Copy {
     /// Which message of the item.
     pub(super) index: u32,
     pub(super) delivery: Delivery,
-    /// A group's copy is never merged with a plain subscription's (SHR-12).
-    shared: bool,
+    /// The number of the shared group it was picked from. Such a copy is never merged with a plain
+    /// subscription's (SHR-12).
+    pub(super) group: Option<u64>,
     ids: Ids,
 }
 
@@ -45,7 +46,7 @@ pub(super) struct Runs {
     copies: usize,
     /// Scratch for the matches of one message.
     pub(super) plain: Vec<(SlotId, Entry)>,
-    pub(super) picked: Vec<(SlotId, Entry)>,
+    pub(super) picked: Vec<(SlotId, Entry, u64)>,
 }
 
 /// A run's list keeps at most this capacity from batch to batch.
@@ -62,12 +63,12 @@ impl Copy {
         let retain = message.retain && options.retain_as_published;
         let ids = options.subscription_id.map_or(Ids::None, |id| Ids::One([id]));
         let delivery = Delivery { qos, retain };
-        Self { item: item as u32, index: index as u32, delivery, shared: false, ids }
+        Self { item: item as u32, index: index as u32, delivery, group: None, ids }
     }
 
     #[must_use]
-    pub(super) fn of_group(mut self) -> Self {
-        self.shared = true;
+    pub(super) fn of_group(mut self, number: u64) -> Self {
+        self.group = Some(number);
         self
     }
 
@@ -142,8 +143,8 @@ impl Runs {
         self.copies += 1;
         // Copies of one message come one after another; the group's ones come last.
         if let Some(last) = run.copies.last_mut()
-            && !copy.shared
-            && !last.shared
+            && copy.group.is_none()
+            && last.group.is_none()
             && (last.item, last.index) == (copy.item, copy.index)
         {
             return last.merge(&copy);

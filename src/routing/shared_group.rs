@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ahash::RandomState;
 use hashbrown::HashTable;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::id_table::IdTable;
 use super::slab::Slab;
@@ -65,6 +66,7 @@ pub enum Pick<'a, K, E> {
 #[derive(Debug)]
 pub struct Group<K, E> {
     filter: TopicFilter,
+    number: u64,
     /// A member that left leaves a gap, so that the others keep their order and places.
     slots: Vec<Option<Subscriber<K, E>>>,
     members: usize,
@@ -81,6 +83,7 @@ const SCAN: usize = 16;
 impl<K: Eq + Hash, E> Group<K, E> {
     fn new(filter: TopicFilter) -> Self {
         Self {
+            number: xxh3_64(filter.as_str().as_bytes()),
             filter,
             slots: Vec::new(),
             members: 0,
@@ -92,6 +95,11 @@ impl<K: Eq + Hash, E> Group<K, E> {
     /// The whole filter, `$share/…` included: the group's identity.
     pub fn filter(&self) -> &TopicFilter {
         &self.filter
+    }
+
+    /// The filter's hash: what decisions name the group by, over restarts.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     pub fn len(&self) -> usize {

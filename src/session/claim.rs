@@ -10,10 +10,10 @@ use super::inbound::Exchanges;
 use super::lifecycle;
 use super::registry::{Locked, Session};
 use super::rows::WillRow;
-use super::settle;
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
+use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
 use crate::telemetry::{clock, metrics, task};
 
@@ -148,7 +148,7 @@ async fn store(
     } else {
         super::rows::tombstone(&ask.client_id)
     });
-    let (sink, mut settled) = settle::once();
+    let (sink, mut settled) = once();
     context.tables.put(rows, durability, sink, 0);
     match tokio::time::timeout_at(deadline, settled.outcome()).await {
         Ok(AppendOutcome::Stored(_)) => Ok(()),

@@ -7,13 +7,13 @@ use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
 use super::rows::{self, NEVER, SessionRow, WillRow};
-use super::settle::{self, Settled, Unwatched};
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::SubscriptionRow;
 use crate::storage::{
     AppendOutcome, Batch, BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
 };
+use crate::storage::{Settled, Unwatched, once};
 use crate::telemetry::{clock, metrics, task};
 
 /// How long to wait before a Will that could not be stored is tried again.
@@ -161,12 +161,12 @@ fn publish_will(
 }
 
 fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
-    let (sink, settled) = settle::once();
+    let (sink, settled) = once();
     let mut open = vec![settled];
     context.retained.together(|| {
         context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
         if let Some(row) = retained {
-            let (sink, settled) = settle::once();
+            let (sink, settled) = once();
             context.tables.put(vec![row.clone()], Durability::Durable, sink, 0);
             open.push(settled);
         }

@@ -19,7 +19,6 @@ mod read_buffer;
 mod registry;
 mod retained_replay;
 mod rows;
-mod settle;
 mod subscribe;
 mod sweep;
 mod timers;

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use super::conn::Conn;
 use super::context::Context;
-use super::settle::{self, Settled};
 use crate::delivery::{OpenCursor, Outgoing};
 use crate::mqtt::{Delivery, SubscriptionOptions, TopicFilter};
 use crate::routing::Cursor;
 use crate::storage::{AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageRef, QueueKey};
+use crate::storage::{Settled, once};
 
 /// Appends of one replay under way at once.
 const OPEN_APPENDS: usize = 64;
@@ -127,6 +127,7 @@ impl Replay {
                 .map(|(_, delivery)| DirectCopy {
                     delivery: *delivery,
                     subscription_ids: Arc::clone(&subscription_ids),
+                    origin: None,
                 })
                 .collect();
             open.push_back(self.append(batch_of(first, &live), deliveries));
@@ -143,7 +144,7 @@ impl Replay {
     }
 
     fn append(&self, batch: Arc<Batch>, deliveries: Vec<DirectCopy>) -> Settled {
-        let (sink, settled) = settle::once();
+        let (sink, settled) = once();
         let to = QueueKey::Client(self.conn.client_id.clone());
         let deliveries = Arc::from(deliveries);
         // The dispatcher compares the copy with the newest value in force at that place: it must

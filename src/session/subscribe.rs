@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::conn::Conn;
 use super::context::Context;
 use super::retained_replay::{Owed, Wanted};
-use super::settle;
 use crate::codec::{
     DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe,
 };
@@ -14,6 +13,7 @@ use crate::delivery::Slot;
 use crate::limits::FILTERS_PER_PACKET;
 use crate::mqtt::{ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, TopicFilter};
 use crate::routing::SubscriptionRow;
+use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Row, Table};
 
 const TOO_MANY_FILTERS: DecodeError =
@@ -139,7 +139,7 @@ impl Subscriber<'_> {
 
     /// `false` when the rows could not be stored, or when nobody knows.
     async fn put(&self, rows: Vec<Row>) -> bool {
-        let (sink, mut settled) = settle::once();
+        let (sink, mut settled) = once();
         // Not between a retained publish and its row: the subscription would be too late for the
         // one, and its replay too early for the other.
         self.context.retained.apart(|| {

@@ -8,9 +8,9 @@ use tokio::task::JoinHandle;
 
 use super::conn::End;
 use super::context::Context;
-use super::settle::Unwatched;
 use super::timers;
 use crate::storage::Durability;
+use crate::storage::Unwatched;
 use crate::telemetry::{metrics, task};
 
 /// `mqtt.keep-alive.monitoring-delay-ms`: fine enough for one and a half times a second.

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::{Config, Handles, Sessions, settle};
+use super::{Config, Handles, Sessions};
 use crate::delivery::{self, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::storage::once;
 use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
 use crate::telemetry::task;
 
@@ -79,6 +80,7 @@ impl Node {
             slots,
             retained: Arc::new(RetainedTable::new(None, None)),
             judge: Arc::new(Judge::default()),
+            log: Arc::clone(&stores.log),
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
             turn: Turn::NextConnected,
@@ -100,7 +102,7 @@ impl Node {
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
-        let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts));
+        let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts, Vec::new()));
         Self { memory, sessions, dispatcher }
     }
 
@@ -425,9 +427,10 @@ async fn a_retained_copy_that_was_overtaken_is_not_given() {
     // As a cursor would that read the first value before the second was stored.
     for value in &values {
         let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-        let copies = Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]) }]);
+        let copies =
+            Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
         let (to, batch) = (QueueKey::Client(client_id.clone()), Arc::clone(value.batch()));
-        let (sink, mut settled) = settle::once();
+        let (sink, mut settled) = once();
         context.log.append_direct(to, incarnation, batch, copies, sink, 0);
         settled.outcome().await;
     }

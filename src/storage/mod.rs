@@ -12,6 +12,7 @@ pub mod kafka;
 pub mod memory;
 pub mod ports;
 pub mod record;
+mod settle;
 
 pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
@@ -19,8 +20,9 @@ pub use kafka::{Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Page, Position,
+    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
     PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
     StorageError, Table, TokenBucket,
 };
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
+pub use settle::{Settled, Unwatched, once};

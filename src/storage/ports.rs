@@ -76,7 +76,8 @@ pub trait AppendSink: Send + Sync {
 pub enum LogItem {
     /// Messages and releases of one publisher, in its order.
     Publishes(Arc<Batch>),
-    /// Copies addressed to one queue or session, made by a node itself (retained copies).
+    /// Copies addressed to one queue or session, made by a node itself: retained copies, and a
+    /// shared subscription's copies for the member that was picked.
     Direct { to: QueueKey, incarnation: u64, batch: Arc<Batch>, deliveries: Arc<[DirectCopy]> },
 }
 
@@ -85,6 +86,18 @@ pub enum LogItem {
 pub struct DirectCopy {
     pub delivery: Delivery,
     pub subscription_ids: Arc<[u32]>,
+    /// What a shared subscription's copy was picked from; `None`: a retained copy.
+    pub origin: Option<Origin>,
+}
+
+/// One decision about one message for one shared subscription: which member gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Origin {
+    /// Where the message stands, in the log that holds the decision, too.
+    pub position: Position,
+    pub index: u32,
+    /// Names the group: the hash of its whole filter.
+    pub group: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -103,6 +116,10 @@ pub struct Committed {
     pub position: Position,
     /// The dispatcher's own state at that position, as it encoded it; empty at the first start.
     pub state: Vec<u8>,
+    /// Decisions that stand in the log behind that position, each with the place of its copy, in
+    /// order: the messages that come again must not be decided again. An origin is there twice if
+    /// its first append was left in doubt.
+    pub decided: Vec<(Position, Origin)>,
 }
 
 /// The publish log: every inbound PUBLISH enters it before it is routed (IN-1).

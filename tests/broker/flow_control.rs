@@ -331,6 +331,7 @@ fn a_refusal_ends_the_exchange() {
         let kind = if got.qos == 1 { 0x40 } else { 0x50 };
         client.send(&wire::frame(kind, &[&got.id.to_be_bytes()[..], &[0x80]].concat()));
     }
+    client.ping();
     client.expect_silence(QUIET);
     client.reset();
     let mut client = Client::connect(&broker, &session(1));

@@ -234,6 +234,7 @@ fn a_clean_start_wipes_everything() {
             client.subscribe("t", qos);
             publish(0..10, qos);
             expect(&mut client, 0..10);
+            client.ping();
             client.reset();
             publish(10..20, qos);
             let mut client = Client::connect(&broker, &kept);

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 pub(crate) type Key = (u32, u32);
 /// Wills are messages of publishers from here on.
 pub(crate) const WILLS_FROM: u32 = 1000;
+/// What the members of the shared subscription share; none of them has another filter for these.
+pub(crate) const SHARED_TOPICS: &str = "s/+";
 /// Names one session of one subscriber.
 pub(crate) type SessionNo = usize;
 
@@ -51,6 +53,13 @@ pub(crate) struct Session {
     pub(crate) counts: BTreeMap<Key, Count>,
     /// First receipts by publisher, topic and QoS, in their order.
     firsts: BTreeMap<(u32, String, u8), Vec<u32>>,
+}
+
+impl Session {
+    /// Of the shared subscription.
+    pub(crate) fn is_member(&self) -> bool {
+        self.name.starts_with(['g', 'h'])
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -155,6 +164,8 @@ impl Ledger {
             let fits = message.retain;
             return if fits { Ok(()) } else { Err(format!("{:?} is not retained", got.key)) };
         }
+        // Turns of a shared subscription owe no order to each other (MQTT-4.6.0-6).
+        let turn = session.is_member() && matches(SHARED_TOPICS, &got.topic);
         let count = session.counts.entry(got.key).or_default();
         count.all += 1;
         count.fresh += u32::from(!got.dup);
@@ -164,7 +175,7 @@ impl Ledger {
             return Err(format!("{:?} came too often: {count:?}, {message:?}", got.key));
         }
         // Wills of different lives owe no order to each other.
-        if count.all > 1 || got.key.0 >= WILLS_FROM {
+        if count.all > 1 || got.key.0 >= WILLS_FROM || turn {
             return Ok(());
         }
         let place = (got.key.0, got.topic.clone(), got.qos);

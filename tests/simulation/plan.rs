@@ -33,6 +33,10 @@ pub(crate) struct Plan {
     pub(crate) keepers: u32,
     pub(crate) passers: u32,
     pub(crate) mortals: u32,
+    /// Persistent members of the shared subscription.
+    pub(crate) members: u32,
+    /// Members whose sessions end with their connections.
+    pub(crate) passing_members: u32,
     pub(crate) messages: u32,
     pub(crate) high_bytes: usize,
     pub(crate) config: Config,
@@ -60,6 +64,8 @@ impl Plan {
             keepers: dice.between(2, 4) as u32,
             passers: dice.between(1, 3) as u32,
             mortals: if rude { dice.between(1, 2) as u32 } else { 0 },
+            members: dice.between(2, 3) as u32,
+            passing_members: u32::from(dice.chance(300)),
             messages: dice.between(20, 60) as u32,
             high_bytes,
             config: settings(dice, high_bytes),

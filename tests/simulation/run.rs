@@ -203,6 +203,11 @@ fn spawn_all(sim: &Arc<Sim>, dice: &mut Dice) {
         let subscriber = Subscriber::new(sim, format!("q{number}"), false, dice.fork());
         task::spawn("passer", subscriber.run());
     }
+    for number in 0..plan.members + plan.passing_members {
+        let persistent = number < plan.members;
+        let member = Subscriber::member(sim, number, persistent, dice.fork());
+        task::spawn("member", member.run());
+    }
     task::spawn("collector", Subscriber::collector(sim, dice.fork()).run());
     for number in 0..plan.publishers {
         task::spawn("publisher", Publisher::new(sim, number, dice.fork()).run());
@@ -215,7 +220,8 @@ fn spawn_all(sim: &Arc<Sim>, dice: &mut Dice) {
 
 /// Leads through the phases; `false` when a violation cut the run short.
 async fn drive(sim: &Sim) -> bool {
-    let subscribers = sim.plan.keepers + sim.plan.passers + 1;
+    let members = sim.plan.members + sim.plan.passing_members;
+    let subscribers = sim.plan.keepers + sim.plan.passers + members + 1;
     let mut run_until = RUN_MAX_MS;
     loop {
         sleep(Duration::from_millis(100)).await;

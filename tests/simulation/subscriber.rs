@@ -12,6 +12,9 @@ use crate::ledger::{Key, Receipt, SessionNo};
 use crate::run::{Phase, Sim};
 use crate::wire::{AckKind, Connect, Level, Packet, Publish, prop, wire};
 
+/// The shared subscription of the members.
+pub(crate) const SHARED: &str = "$share/g/s/+";
+
 /// The filter that comes and goes; no other one matches its topics.
 const CHANGING: &str = "c/+";
 
@@ -92,6 +95,16 @@ impl Subscriber {
         collector.rude = false;
         collector.slowness = 0;
         collector
+    }
+
+    /// A member of the shared subscription, which has subscriptions of its own beside it.
+    pub(crate) fn member(sim: &Arc<Sim>, number: u32, persistent: bool, mut dice: Dice) -> Self {
+        let qos = dice.between(1, 2) as u8;
+        let own = dice.below(3) as u8;
+        let name = if persistent { format!("g{number}") } else { format!("h{number}") };
+        let mut member = Self::new(sim, name, persistent, dice);
+        member.steady = vec![(SHARED, qos), ("r/+", own)];
+        member
     }
 
     fn violate(&self, what: impl std::fmt::Display) {

@@ -7,10 +7,10 @@ use tokio::time::timeout;
 
 use crate::client::open;
 use crate::dice::Dice;
-use crate::ledger::{Key, Ledger, Message, Outcome, Session, WILLS_FROM, matches};
+use crate::ledger::{Key, Ledger, Message, Outcome, SHARED_TOPICS, Session, WILLS_FROM, matches};
 use crate::mortal::Fate;
 use crate::run::Sim;
-use crate::subscriber::key_of;
+use crate::subscriber::{SHARED, key_of};
 use crate::wire::{Connect, Level, Packet, wire};
 
 const WHO: &str = "end";
@@ -19,6 +19,7 @@ const WILL_SETTLES_MS: u64 = 3000;
 
 pub(crate) async fn judge(sim: &Sim, dropped: u64, dice: Dice) {
     received(sim);
+    shared(sim);
     wills(sim);
     if !sim.plan.temper.rude {
         counted(sim, dropped);
@@ -56,6 +57,31 @@ fn owes(session: &Session, message: &Message) -> bool {
     })
 }
 
+/// INV-2, SHR-2: each message of the shared subscription went to a member; to one only where it is
+/// QoS 2 all the way. A member that does not last may take its copies with it.
+fn shared(sim: &Sim) {
+    if sim.plan.passing_members > 0 {
+        return;
+    }
+    let ledger = sim.ledger.lock();
+    let members: Vec<&Session> = ledger.sessions.iter().filter(|one| one.is_member()).collect();
+    let granted = members.iter().flat_map(|one| &one.granted);
+    let exact = granted.filter(|one| one.filter == SHARED).all(|granted| granted.qos == 2);
+    for (key, message) in &ledger.messages {
+        if message.qos == 0 || !matches(SHARED_TOPICS, &message.topic) {
+            continue;
+        }
+        let counts = members.iter().filter_map(|one| one.counts.get(key));
+        let copies: u32 = counts.map(|count| count.all).sum();
+        let lost = message.outcome == Outcome::Acknowledged && copies == 0;
+        let twice = exact && message.qos == 2 && copies > 1;
+        if lost || twice {
+            let text = format!("{copies} copies of {key:?} went to members: {message:?}");
+            sim.trace.violate(WHO, text);
+        }
+    }
+}
+
 /// WIL-01, WIL-09: what was due went out once, and what was cancelled did not.
 fn wills(sim: &Sim) {
     let ledger = sim.ledger.lock();
@@ -91,6 +117,8 @@ fn counted(sim: &Sim, dropped: u64) {
         due += ledger.messages.values().filter(matching).count() as u64;
         came += session.counts.values().map(|count| u64::from(count.all)).sum::<u64>();
     }
+    let of_group = |message: &&Message| matches(SHARED_TOPICS, &message.topic);
+    due += ledger.messages.values().filter(of_group).count() as u64;
     sim.trace.note(WHO, format_args!("{due} copies due, {came} came, {dropped} counted as lost"));
     if due != came + dropped {
         let text = format!("{due} copies were due, {came} came, {dropped} were counted as lost");

@@ -41,7 +41,7 @@ const LIBRARIES: [(&str, &[&str]); 9] = [
     ("rustls", &["src/listener"]),
     ("tokio_rustls", &["src/listener"]),
     ("fjall", &["src/storage/embedded"]),
-    ("xxhash_rust", &["src/storage/embedded"]),
+    ("xxhash_rust", &["src/storage", "src/routing"]),
     ("mqttbytes", &["src/bench", "tests/", "benches/", "src/codec/tests"]),
     ("rmqtt_codec", &["tests/", "benches/", "src/codec/tests"]),
 ];

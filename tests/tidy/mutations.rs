@@ -15,7 +15,7 @@ pub(crate) fn fit(list: &str, patches: &[(String, String)], files: &[Source]) ->
             faults.push(fault("docs/mutations.md has no row for it"));
         }
         let test = text.lines().find_map(|line| line.strip_prefix("Test: "));
-        let test = test.and_then(|test| test.rsplit("::").next()).unwrap_or("");
+        let test = test.and_then(|test| test.rsplit([':', ' ']).next()).unwrap_or("");
         if !files.iter().any(|file| has_test(file, test, files)) {
             faults.push(fault(&format!("there is no test `{test}`")));
         }

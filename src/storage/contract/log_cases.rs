@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::kit::{QOS1, batch_of, client, messages, row, text};
 use super::{Factory, Harness};
-use crate::storage::{DirectCopy, Durability, LogItem, Table};
+use crate::storage::{DirectCopy, Durability, LogItem, Origin, Table};
 
 /// Long enough to show that nothing comes, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(30);
@@ -115,7 +115,8 @@ pub async fn what_was_not_committed_comes_again_under_the_same_identity(factory:
 /// Direct copies come in log order with their address and their deliveries, crash or not.
 pub async fn direct_copies_come_back_whole(factory: &dyn Factory) {
     let mut harness = Harness::new(factory).await;
-    let copy = |ids: &[u32]| DirectCopy { delivery: QOS1, subscription_ids: Arc::from(ids) };
+    let copy =
+        |ids: &[u32]| DirectCopy { delivery: QOS1, subscription_ids: Arc::from(ids), origin: None };
     let deliveries: Arc<[DirectCopy]> = Arc::from([copy(&[]), copy(&[1, 268_435_455])]);
     let before = harness.append(&["before"], Durability::Durable);
     let ticket = harness.ticket();
@@ -138,6 +139,32 @@ pub async fn direct_copies_come_back_whole(factory: &dyn Factory) {
         assert_eq!(payloads, [b"a", b"b"]);
         harness.crash().await;
     }
+}
+
+/// What was decided about messages behind the commit is told when the consumer is opened, with the
+/// places of the copies; what the commit covers is not.
+pub async fn decisions_behind_the_commit_are_told(factory: &dyn Factory) {
+    let mut harness = Harness::new(factory).await;
+    assert_eq!(harness.committed.decided, []);
+    let first = harness.publish(&["a", "b"]).await;
+    let mut places = Vec::new();
+    for index in 0..2 {
+        let origin = Origin { position: first, index, group: u64::MAX - u64::from(index) };
+        let ids = Arc::from([]);
+        let copies = [DirectCopy { delivery: QOS1, subscription_ids: ids, origin: Some(origin) }];
+        let (ticket, batch) = (harness.ticket(), batch_of("publisher", &["copy"], None));
+        let (to, sink) = (client("c"), harness.sink());
+        harness.stores.log.append_direct(to, 5, batch, Arc::from(copies), sink, ticket);
+        places.push((harness.inbox.stored(ticket).await, origin));
+    }
+    harness.crash().await;
+    assert_eq!(harness.committed.decided, places);
+    while harness.read <= places[1].0 {
+        harness.any_next().await;
+    }
+    harness.commit("all of it");
+    harness.restart().await;
+    assert_eq!(harness.committed.decided, []);
 }
 
 pub async fn a_second_consumer_of_a_partition_panics(factory: &dyn Factory) {

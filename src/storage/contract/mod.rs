@@ -19,9 +19,9 @@ pub use kit::{Harness, Inbox, Seen, batch_of, client, text};
 pub use log_cases::{
     a_cancelled_next_loses_nothing, a_consumer_goes_on_behind_its_commit,
     a_second_consumer_of_a_partition_panics, appends_settle_and_are_consumed_in_order,
-    direct_copies_come_back_whole, durable_records_survive_a_crash, lag_counts_what_waits,
-    positions_rise_over_crashes, relaxed_appends_keep_the_order_too,
-    the_consumer_is_told_how_far_the_log_goes,
+    decisions_behind_the_commit_are_told, direct_copies_come_back_whole,
+    durable_records_survive_a_crash, lag_counts_what_waits, positions_rise_over_crashes,
+    relaxed_appends_keep_the_order_too, the_consumer_is_told_how_far_the_log_goes,
     what_was_not_committed_comes_again_under_the_same_identity,
 };
 pub use queue_cases::{
@@ -105,6 +105,7 @@ macro_rules! storage_contract {
             appends_settle_and_are_consumed_in_order
             calls_for_another_incarnation_change_nothing
             commit_and_state_are_a_pair_after_a_crash
+            decisions_behind_the_commit_are_told
             direct_copies_come_back_whole
             durable_records_survive_a_crash
             entries_get_rising_sequences_and_read_back

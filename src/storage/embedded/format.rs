@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes};
 
 use crate::mqtt::{ClientId, Delivery, PacketId, QoS};
 use crate::storage::ports::DirectCopy;
-use crate::storage::{IdRun, QueueKey, Row, StorageError, Table};
+use crate::storage::{IdRun, Origin, Position, QueueKey, Row, StorageError, Table};
 
 const VERSION: u8 = 1;
 const RELAXED: u8 = 1;
@@ -98,6 +98,17 @@ impl<'a> Reader<'a> {
             .into_iter()
             .find(|table| *table as u8 == number)
             .ok_or_else(|| self.damaged(&format!("table {number} is not known")))
+    }
+
+    fn origin(&mut self) -> Result<Option<Origin>, StorageError> {
+        match self.u8()? {
+            0 => Ok(None),
+            1 => {
+                let position = Position { partition: 0, offset: self.u64()? };
+                Ok(Some(Origin { position, index: self.u32()?, group: self.u64()? }))
+            }
+            other => Err(self.damaged(&format!("origin mark {other} is not known"))),
+        }
     }
 
     pub(super) fn run(&mut self) -> Result<IdRun, StorageError> {
@@ -216,10 +227,16 @@ pub(super) fn read_run_frame(head: &[u8]) -> Result<(QueueKey, u64, IdRun), Stor
 // === direct copies ===
 
 pub(super) fn direct_frame(to: &QueueKey, incarnation: u64, deliveries: &[DirectCopy]) -> Bytes {
-    let mut out = queue_head(to, incarnation, 8 * deliveries.len());
+    let mut out = queue_head(to, incarnation, 29 * deliveries.len());
     for copy in deliveries {
         put_delivery(&mut out, copy.delivery);
         put_ids(&mut out, &copy.subscription_ids);
+        out.push(u8::from(copy.origin.is_some()));
+        if let Some(Origin { position, index, group }) = copy.origin {
+            out.put_u64_le(position.offset);
+            out.put_u32_le(index);
+            out.put_u64_le(group);
+        }
     }
     out.into()
 }
@@ -232,7 +249,7 @@ pub(super) fn read_direct_frame(head: &[u8]) -> Result<DirectHead, StorageError>
     let mut copies = Vec::new();
     while !reader.rest.is_empty() {
         let (delivery, subscription_ids) = (reader.delivery()?, reader.ids()?);
-        copies.push(DirectCopy { delivery, subscription_ids });
+        copies.push(DirectCopy { delivery, subscription_ids, origin: reader.origin()? });
     }
     Ok((key, incarnation, copies.into()))
 }
@@ -308,7 +325,10 @@ mod tests {
         let read = read_run_frame(&run_frame(&client(), 8, &run)).expect("reads");
         assert_eq!(read, (client(), 8, run));
         let delivery = Delivery { qos: QoS::ExactlyOnce, retain: true };
-        let copies = [DirectCopy { delivery, subscription_ids: Arc::from([1, 268_435_455]) }];
+        let position = Position { partition: 0, offset: 1 << 40 };
+        let ids = Arc::from([1, 268_435_455]);
+        let copies = [None, Some(Origin { position, index: 7, group: u64::MAX })]
+            .map(|origin| DirectCopy { delivery, subscription_ids: Arc::clone(&ids), origin });
         let group = QueueKey::Group(Arc::from("g"));
         let read = read_direct_frame(&direct_frame(&group, 3, &copies)).expect("reads");
         assert_eq!(read, (group, 3, Arc::from(copies)));

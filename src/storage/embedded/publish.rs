@@ -15,8 +15,12 @@ use super::tables::Tables;
 use super::wal::{Frame, FrameKind, Live, Wal};
 use crate::storage::ports::DirectCopy;
 use crate::storage::{
-    AppendSink, Batch, Committed, Durability, LogConsumer, LogItem, Position, PublishLog, QueueKey,
+    AppendSink, Batch, Committed, Durability, LogConsumer, LogItem, Origin, Position, PublishLog,
+    QueueKey,
 };
+
+/// Decisions of shared subscriptions, each with the place of its copy.
+pub(super) type Decided = Vec<(Position, Origin)>;
 
 #[derive(Debug)]
 pub(super) struct PublishPort {
@@ -25,6 +29,8 @@ pub(super) struct PublishPort {
     pub(super) tables: Arc<Tables>,
     pub(super) blocking: Blocking,
     pub(super) applied: Arc<AtomicU64>,
+    /// Found by recovery, until the consumer is opened.
+    pub(super) decided: Mutex<Decided>,
     /// Why checkpoints fail, when they do.
     pub(super) trouble: Arc<Mutex<Option<String>>>,
 }
@@ -64,7 +70,10 @@ impl PublishLog for PublishPort {
         let opened = self.feed.open();
         let (offset, state) = opened.expect("the caller opens one consumer of a partition");
         let state_len = state.len();
-        let committed = Committed { position: Position { partition, offset }, state };
+        let decided = std::mem::take(&mut *self.decided.lock());
+        let decided =
+            decided.into_iter().filter(|(_, origin)| origin.position.offset >= offset).collect();
+        let committed = Committed { position: Position { partition, offset }, state, decided };
         let consumer = Consumer {
             feed: Arc::clone(&self.feed),
             wal: self.wal.clone(),

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
-use tokio::sync::oneshot;
 
 use super::checkpoint::Kick;
 use super::cold::{ColdPage, read_cold};
@@ -13,6 +11,7 @@ use super::projection::Projection;
 use super::queues::{Plan, Queues};
 use super::wal::{Frame, FrameKind, Wal};
 use super::{Blocking, run_blocking};
+use crate::storage::once;
 use crate::storage::{
     AppendOutcome, AppendSink, Appended, BoxFuture, DeviceQueues, Durability, IdRun, Page,
     QueueAppend, QueueKey, QueueState, QueuedMessage, StorageError,
@@ -25,18 +24,6 @@ pub(super) struct QueuePort {
     pub(super) projection: Arc<dyn Projection>,
     pub(super) blocking: Blocking,
     pub(super) kick: Arc<Kick>,
-}
-
-/// Tells one waiting future.
-struct Told(Mutex<Option<oneshot::Sender<AppendOutcome>>>);
-
-impl AppendSink for Told {
-    fn settled(&self, _ticket: u64, outcome: AppendOutcome) {
-        if let Some(waiting) = self.0.lock().take() {
-            // The caller may have stopped waiting; the queue is open all the same.
-            waiting.send(outcome).ok();
-        }
-    }
 }
 
 /// For frames whose end nobody waits for.
@@ -60,14 +47,13 @@ impl QueuePort {
         if let Some(state) = self.queues.attach(&key, incarnation) {
             return Ok(state);
         }
-        let (tell, told) = oneshot::channel();
-        let sink = Arc::new(Told(Mutex::new(Some(tell))));
+        let (sink, mut told) = once();
         self.submit(FrameKind::QueueOpen, queue_frame(&key, incarnation), sink, 0);
-        match told.await {
-            Ok(AppendOutcome::Stored(_)) => {
+        match told.outcome().await {
+            AppendOutcome::Stored(_) => {
                 self.queues.attach(&key, incarnation).ok_or(StorageError::Fenced)
             }
-            Ok(AppendOutcome::NotStored | AppendOutcome::InDoubt) | Err(_) => {
+            AppendOutcome::NotStored | AppendOutcome::InDoubt => {
                 Err(StorageError::Unavailable("the queue could not be opened".into()))
             }
         }

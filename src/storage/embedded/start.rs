@@ -14,16 +14,16 @@ use super::bucket::LocalBucket;
 use super::checkpoint::{Checkpointer, Kick, Progress};
 use super::feed::Feed;
 use super::fjall_state::FjallState;
-use super::format::read_key;
+use super::format::{read_direct_frame, read_key};
 use super::projection::{Changes, MemoryProjection, Projection, Space};
-use super::publish::PublishPort;
+use super::publish::{Decided, PublishPort};
 use super::queue_port::QueuePort;
 use super::queues::Queues;
 use super::records::{CHECKPOINT_KEY, Checkpoint, read_queue};
 use super::tables::{TablePort, Tables};
 use super::wal::{Disk, Driver, FolderLock, FrameKind, RealDisk, Wal};
 use super::{Blocking, Embedded, EmbeddedSettings, Runner, Stores};
-use crate::storage::StorageError;
+use crate::storage::{Position, StorageError};
 use crate::telemetry::task;
 
 /// A pause between checkpoints is at least so many times as long as the last one took: with many
@@ -36,6 +36,7 @@ struct Recovered {
     tables: Arc<Tables>,
     queues: Arc<Queues>,
     checkpoint: Checkpoint,
+    decided: Decided,
 }
 
 impl Embedded {
@@ -65,7 +66,8 @@ pub(super) fn build(
     config: EmbeddedSettings,
     driver: Driver,
 ) -> Result<(Embedded, Stores), StorageError> {
-    let Recovered { wal, tables, queues, checkpoint } = recover(disk, &*projection, &config)?;
+    let recovered = recover(disk, &*projection, &config)?;
+    let Recovered { wal, tables, queues, checkpoint, decided } = recovered;
     let end = wal.end();
     // Nothing stands below the first segment: a log without a commit begins there.
     let committed = checkpoint.committed.max(wal.first());
@@ -86,7 +88,7 @@ pub(super) fn build(
         retain_bytes: config.retain_bytes,
         progress: Mutex::new(progress),
     });
-    let stores = stores(&checkpointer, driver, &config);
+    let stores = stores(&checkpointer, driver, &config, decided);
     wal.start(Box::new(machine(&checkpointer)), driver);
     let runner = run(Arc::clone(&checkpointer), config.checkpoint_every, driver)?;
     let embedded =
@@ -107,7 +109,12 @@ fn machine(parts: &Checkpointer) -> Machine {
 }
 
 /// The ports.
-fn stores(parts: &Checkpointer, driver: Driver, config: &EmbeddedSettings) -> Stores {
+fn stores(
+    parts: &Checkpointer,
+    driver: Driver,
+    config: &EmbeddedSettings,
+    decided: Decided,
+) -> Stores {
     let blocking = match driver {
         Driver::Thread => Blocking::Pool,
         Driver::Task => Blocking::Inline,
@@ -118,6 +125,7 @@ fn stores(parts: &Checkpointer, driver: Driver, config: &EmbeddedSettings) -> St
         tables: Arc::clone(&parts.tables),
         blocking,
         applied: Arc::clone(&parts.applied),
+        decided: Mutex::new(decided),
         trouble: Arc::clone(&parts.trouble),
     };
     let tables = TablePort {
@@ -191,11 +199,17 @@ fn recover(
     let checkpoint = known.clone().unwrap_or_default();
     let applied = checkpoint.applied;
     let from = applied.min(checkpoint.committed);
+    let mut decided = Decided::new();
     let wal = Wal::open(disk, config.wal.clone(), from, &mut |offset, kind, head, body| {
         if known.is_none() {
             // The two are tied together before the first record enters the log.
             let text = format!("the log has a record at {offset}, but there is no state folder");
             return Err(StorageError::Damaged(text));
+        }
+        if kind == FrameKind::Direct && offset >= checkpoint.committed {
+            let (.., copies) = read_direct_frame(&head)?;
+            let place = Position { partition: 0, offset };
+            decided.extend(copies.iter().filter_map(|copy| Some((place, copy.origin?))));
         }
         if offset < applied && kind != FrameKind::Rows {
             return Ok(());
@@ -221,5 +235,5 @@ fn recover(
     changes.put(Space::Meta, CHECKPOINT_KEY.to_vec(), checkpoint.encode());
     projection.commit(changes)?;
     projection.sync()?;
-    Ok(Recovered { wal, tables, queues, checkpoint })
+    Ok(Recovered { wal, tables, queues, checkpoint, decided })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::world::{Logged, Record, State, World};
 use crate::storage::{
     AppendSink, Batch, BoxFuture, Committed, DirectCopy, Durability, Follower, LogBatch,
-    LogConsumer, LogItem, Position, PublishLog, QueueKey, Row, StorageError, Table,
+    LogConsumer, LogItem, Origin, Position, PublishLog, QueueKey, Row, StorageError, Table,
 };
 use crate::telemetry::clock::wall_ms;
 
@@ -58,7 +58,11 @@ impl PublishLog for MemoryLog {
         assert!(!state.consumer_taken, "the caller opens one consumer of a partition");
         state.consumer_taken = true;
         let (offset, encoded) = state.commit.clone();
-        let committed = Committed { position: at(offset), state: encoded };
+        let behind = state.log.iter().filter(|logged| logged.offset >= offset);
+        let decided =
+            behind.flat_map(decided).filter(|(_, origin)| origin.position.offset >= offset);
+        let decided = decided.collect();
+        let committed = Committed { position: at(offset), state: encoded, decided };
         (committed, Box::new(MemoryConsumer { world: Arc::clone(&self.world) }))
     }
 
@@ -91,6 +95,13 @@ fn batch(logged: &Logged) -> Option<&Arc<Batch>> {
         | Record::Received(..)
         | Record::Run(..) => None,
     }
+}
+
+fn decided(logged: &Logged) -> Vec<(Position, Origin)> {
+    let Record::Item(LogItem::Direct { deliveries, .. }) = &logged.record else {
+        return Vec::new();
+    };
+    deliveries.iter().filter_map(|copy| Some((at(logged.offset), copy.origin?))).collect()
 }
 
 enum Step {

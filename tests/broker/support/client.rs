@@ -454,7 +454,9 @@ impl Client {
         assert!(closed.packets.iter().all(only_publishes), "after DISCONNECT came {closed:?}");
     }
 
-    /// The connection breaks without a goodbye: the peer sees a reset.
+    /// The connection breaks without a goodbye: the peer sees a reset. Like any breaking connection
+    /// it may take with it what was sent last, such as an acknowledgement: `ping` first where a
+    /// test rests on its arrival.
     pub(crate) fn reset(self) {
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).unwrap();
     }

@@ -1,11 +1,11 @@
-//! One append, awaited: for what a session does rarely. The hot path has its own sink.
+//! One append, awaited: for what is done rarely. The hot path has a sink of its own.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::storage::{AppendOutcome, AppendSink};
+use super::ports::{AppendOutcome, AppendSink};
 
 struct Once(Mutex<Option<oneshot::Sender<AppendOutcome>>>);
 
@@ -20,7 +20,7 @@ impl AppendSink for Once {
 
 /// The outcome of one append. A backend that drops the sink without a word leaves it in doubt.
 #[derive(Debug)]
-pub(super) struct Settled {
+pub struct Settled {
     receiver: oneshot::Receiver<AppendOutcome>,
     /// A receiver gives it once.
     known: Option<AppendOutcome>,
@@ -28,7 +28,7 @@ pub(super) struct Settled {
 
 impl Settled {
     /// Cancel safe: yes; the append goes on, and may be waited for again, also after its end.
-    pub(super) async fn outcome(&mut self) -> AppendOutcome {
+    pub async fn outcome(&mut self) -> AppendOutcome {
         if let Some(known) = self.known {
             return known;
         }
@@ -39,14 +39,14 @@ impl Settled {
 }
 
 /// A sink for one append, and what waits for it.
-pub(super) fn once() -> (Arc<dyn AppendSink>, Settled) {
+pub fn once() -> (Arc<dyn AppendSink>, Settled) {
     let (sender, receiver) = oneshot::channel();
     (Arc::new(Once(Mutex::new(Some(sender)))), Settled { receiver, known: None })
 }
 
 /// For an append whose end changes nothing for anybody: a failure is in the log.
 #[derive(Debug)]
-pub(super) struct Unwatched(pub(super) &'static str);
+pub struct Unwatched(pub &'static str);
 
 impl AppendSink for Unwatched {
     fn settled(&self, _ticket: u64, outcome: AppendOutcome) {
