@@ -24,13 +24,14 @@ const ROOMS: [(&str, u8); 16] = [
 
 /// Modules that another room may name: part of the door, because the name is the better half of
 /// what they offer (`telemetry::task::spawn`). The second list says who; empty is everybody.
-const SIDE_DOORS: [(&str, &[&str]); 5] = [
+const SIDE_DOORS: [(&str, &[&str]); 6] = [
     ("telemetry::clock", &[]),
     ("telemetry::metrics", &[]),
     ("telemetry::task", &[]),
     ("telemetry::logging", &["main", "broker"]),
     // Invariant 9: only `broker` names a backend.
     ("storage::embedded", &["broker"]),
+    ("storage::redis", &["broker"]),
 ];
 
 /// An outside library, and the only places that may name it.

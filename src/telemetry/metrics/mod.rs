@@ -121,6 +121,12 @@ catalogue! {
         "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
     Counter DELIVERED_QOS2 = "deliveredMsgs_total" ["qos" = "2"],
         "PUBLISHes sent to clients, resends included, by the QoS they were sent with.";
+    Gauge REDIS_MASTERS_AWAY = "redisMastersAway",
+        "Redis masters that do not answer.";
+    Counter REDIS_MASTER_CHANGES = "redisMasterChanges_total",
+        "Redis masters that took another's place; each time the log is read again.";
+    Counter REDIS_REPLICA_LATE = "redisReplicaLate_total",
+        "Waits of half a second in which no Redis replica took a mark that must survive.";
     Counter RECEIVED_BYTES = "receivedBytes_total",
         "Bytes read from MQTT connections.";
     Counter SENT_BYTES = "sentBytes_total",
