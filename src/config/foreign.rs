@@ -79,7 +79,7 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.msg-all.", Why::Never),
     ("queue.persisted-downlink-msg.", Why::Never),
     ("queue.retained-msg.", Why::Never),
-    ("redis.", Why::NotYet),
+    ("redis.", Why::Never),
     ("security.", Why::NotYet),
     ("server.forward_headers_strategy", Why::Never),
     ("server.http2.", Why::Never),
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_tree_covers_what_is_below_it_and_no_more() {
-        assert_eq!(why("redis.pool_config.maxIdle"), Some(Why::NotYet));
+        assert_eq!(why("redis.pool_config.maxIdle"), Some(Why::Never));
         assert_eq!(why("sql.ts.batch_size"), Some(Why::Never));
         assert_eq!(why("redistribution.x"), None);
         assert_eq!(why("mqtt.connect.threads"), Some(Why::Never));

@@ -213,7 +213,12 @@ impl Gathered {
         }
         let changed = self.values.into_iter().filter(|(_, given)| given.text != given.built_in);
         let changed = changed
-            .map(|(key, given)| Changed { key, value: given.text, origin: given.origin })
+            .map(|(key, given)| {
+                // What is printed is copied into tickets.
+                let hidden = key.to_ascii_lowercase().ends_with("password");
+                let value = if hidden { "(hidden)".to_owned() } else { given.text };
+                Changed { key, value, origin: given.origin }
+            })
             .collect();
         Ok(Loaded { config, warnings: self.warnings, changed })
     }

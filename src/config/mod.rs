@@ -11,6 +11,7 @@ mod kafka;
 mod load;
 mod placeholder;
 mod reader;
+mod redis;
 mod rooms;
 mod tree;
 

@@ -124,6 +124,27 @@ impl<'a> Reader<'a> {
         self.read(key, "folder".into(), |text| (!text.is_empty()).then_some(text))
     }
 
+    /// One or more servers; empty is none.
+    pub(super) fn hosts(&mut self, key: &'static str) -> Vec<(String, u16)> {
+        self.read(key, "host:port,host:port,…".into(), |text| {
+            let host = |text: &str| {
+                let (host, port) = text.rsplit_once(':')?;
+                let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                let host = bare.unwrap_or(host);
+                let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+                (!host.is_empty()).then(|| (host.to_owned(), port))
+            };
+            let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+            texts.map(host).collect()
+        })
+    }
+
+    /// What may stand before every key of a store: no braces, for they decide the slot.
+    pub(super) fn key_prefix(&mut self, key: &'static str) -> &'a str {
+        let fits = |text: &str| text.len() <= 200 && !text.contains(['{', '}']);
+        self.read(key, "text without braces".into(), |text| fits(text).then_some(text))
+    }
+
     pub(super) fn address(&mut self, key: &'static str) -> IpAddr {
         self.read(key, "IP address".into(), |text| {
             let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));

@@ -204,9 +204,11 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
         0 => SyncMode::Always,
         _ => SyncMode::Never,
     };
+    let redis = super::redis::read(r);
     storage::Config {
         profile,
         kafka: kafka::read(r),
+        redis,
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),
             sync,

@@ -102,7 +102,7 @@ fn a_tbmq_file_starts_with_one_warning() {
     assert_eq!(loaded.warnings.len(), 1, "{:#?}", loaded.warnings);
     let warning = &loaded.warnings[0];
     for key in [
-        "redis.standalone.host",
+        "redis.pool_config.maxIdle",
         "actors.system.throughput",
         "listener.wss.enabled",
         "spring.mvc.cors.mappings.[/api/**].allowed-origin-patterns",

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use super::embedded::wal::SyncMode;
+use super::redis::RedisSettings;
 
 /// Which backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub struct Config {
     pub profile: Profile,
     pub kafka: KafkaConfig,
     pub embedded: EmbeddedConfig,
+    /// Used by the cluster profile; the bounds of queues are the two below, and the token bucket's
+    /// windows are those of the total rate.
+    pub redis: RedisSettings,
     /// Messages in a DEVICE client's durable queue (DEV-5). Full: the oldest go first.
     pub device_queue_messages: usize,
     /// Life of a queued message whose publisher gave it no expiry (DEV-6).

@@ -8,8 +8,10 @@
 
 mod contract;
 mod redis_contract;
+mod redis_failover;
 mod redis_faults;
 mod redis_kit;
+mod redis_memory;
 mod redis_projection;
 mod redis_server;
 mod support;

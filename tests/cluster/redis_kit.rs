@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use sluice::mqtt::{ClientId, Delivery, PacketId, QoS};
 use sluice::storage::contract::{batch_of, text};
 use sluice::storage::{
-    DeviceQueues, IdRun, MessageRef, Position, QueueAppend, QueueEntry, QueueKey, SourceId,
-    StorageError,
+    Committed, DeviceQueues, IdRun, MessageRef, Position, Projected, Projector, QueueAppend,
+    QueueEntry, QueueKey, Redis, SourceId, StorageError,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -75,4 +75,63 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "{what} did not come");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A partition that can be read again from any place.
+pub(crate) struct Source {
+    pub(crate) records: Vec<QueueAppend>,
+    pub(crate) next: u64,
+}
+
+impl Source {
+    pub(crate) fn new(records: Vec<QueueAppend>) -> Self {
+        Self { records, next: 0 }
+    }
+
+    /// Applies what is there, in stretches of some records, going back when it is told to.
+    pub(crate) async fn drain(&mut self, projector: &mut Projector) -> Result<usize, StorageError> {
+        let mut went_back = 0;
+        while self.next < self.records.len() as u64 {
+            let end = (self.next + 7).min(self.records.len() as u64);
+            let runs = self.records[self.next as usize..end as usize].to_vec();
+            match projector.apply(runs, at(end)).await? {
+                Projected::Applied(_) => self.next = end,
+                Projected::SeekBack(position) => {
+                    assert!(position <= at(self.next), "back is never forward");
+                    self.next = position.offset;
+                    went_back += 1;
+                }
+            }
+        }
+        Ok(went_back)
+    }
+
+    pub(crate) async fn drain_patiently(&mut self, projector: &mut Projector) -> usize {
+        let start = Instant::now();
+        loop {
+            match self.drain(projector).await {
+                Ok(times) => return times,
+                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn live() -> Arc<dyn Fn(&QueueKey, u64) -> bool + Send + Sync> {
+    Arc::new(|_, incarnation| incarnation == 1)
+}
+
+pub(crate) async fn projector(redis: &Redis, committed: &Committed) -> (Projector, Position) {
+    patiently("a projector", async || redis.projector(committed, live()).await).await
+}
+
+pub(crate) fn records(queues: &[QueueKey], from: u64, to: u64) -> Vec<QueueAppend> {
+    let of = |offset: u64| &queues[offset as usize % queues.len()];
+    (from..to).map(|offset| copy(of(offset), offset, &offset.to_string())).collect()
+}
+
+/// What of `0..end` belongs to the queue with this number.
+pub(crate) fn owed(number: u64, of: u64, end: u64) -> Vec<String> {
+    (0..end).filter(|offset| offset % of == number).map(|offset| offset.to_string()).collect()
 }

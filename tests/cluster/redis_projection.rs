@@ -5,76 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice::storage::contract::Inbox;
-use sluice::storage::{
-    Committed, Position, Projected, Projector, QueueAppend, QueueKey, Redis, RedisSettings,
-    StorageError,
+use sluice::storage::{Committed, Position, Redis, RedisSettings, StorageError};
+
+use crate::redis_kit::{
+    Source, all, at, client, copy, id_run, owed, patiently, projector, records, texts, until,
 };
-
-use crate::redis_kit::{PATIENCE, all, at, client, copy, id_run, patiently, texts, until};
 use crate::redis_server::RedisServer;
-
-/// A partition that can be read again from any place.
-struct Source {
-    records: Vec<QueueAppend>,
-    next: u64,
-}
-
-impl Source {
-    fn new(records: Vec<QueueAppend>) -> Self {
-        Self { records, next: 0 }
-    }
-
-    /// Applies what is there, in stretches of some records, going back when it is told to.
-    async fn drain(&mut self, projector: &mut Projector) -> Result<usize, StorageError> {
-        let mut went_back = 0;
-        while self.next < self.records.len() as u64 {
-            let end = (self.next + 7).min(self.records.len() as u64);
-            let runs = self.records[self.next as usize..end as usize].to_vec();
-            match projector.apply(runs, at(end)).await? {
-                Projected::Applied(_) => self.next = end,
-                Projected::SeekBack(position) => {
-                    assert!(position <= at(self.next), "back is never forward");
-                    self.next = position.offset;
-                    went_back += 1;
-                }
-            }
-        }
-        Ok(went_back)
-    }
-
-    async fn drain_patiently(&mut self, projector: &mut Projector) -> usize {
-        let start = std::time::Instant::now();
-        let mut went_back = 0;
-        loop {
-            match self.drain(projector).await {
-                Ok(times) => return went_back + times,
-                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-}
 
 fn settings(server: &RedisServer) -> RedisSettings {
     RedisSettings { read_timeout: Duration::from_secs(5), ..server.settings() }
-}
-
-fn live() -> Arc<dyn Fn(&QueueKey, u64) -> bool + Send + Sync> {
-    Arc::new(|_, incarnation| incarnation == 1)
-}
-
-async fn projector(redis: &Redis, committed: &Committed) -> (Projector, Position) {
-    patiently("a projector", async || redis.projector(committed, live()).await).await
-}
-
-fn records(queues: &[QueueKey], from: u64, to: u64) -> Vec<QueueAppend> {
-    let of = |offset: u64| &queues[offset as usize % queues.len()];
-    (from..to).map(|offset| copy(of(offset), offset, &offset.to_string())).collect()
-}
-
-/// What of `0..end` belongs to the queue with this number.
-fn owed(number: u64, of: u64, end: u64) -> Vec<String> {
-    (0..end).filter(|offset| offset % of == number).map(|offset| offset.to_string()).collect()
 }
 
 /// DEV-8, STO: a partition that is read again from anywhere adds nothing twice.

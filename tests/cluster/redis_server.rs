@@ -22,6 +22,15 @@ pub(crate) fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
+/// A cluster's nodes take the port 10000 above their own, too.
+fn free_pair() -> u16 {
+    eventually("a free pair of ports", || {
+        let port = free_port();
+        TcpListener::bind(("127.0.0.1", port.checked_add(10_000)?)).ok()?;
+        Some(port)
+    })
+}
+
 /// Waits for a condition with patience.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -43,7 +52,7 @@ impl RedisServer {
     pub(crate) fn with(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let options = options.iter().map(|text| (*text).to_owned()).collect();
-        let mut server = Self { folder, port: free_port(), options, child: None };
+        let mut server = Self { folder, port: free_pair(), options, child: None };
         server.run();
         server
     }
@@ -121,6 +130,106 @@ impl RedisServer {
 
     pub(crate) fn ask(&self, words: &[&str]) -> String {
         self.try_ask(words).expect("a running Redis answers")
+    }
+}
+
+/// A Sentinel that watches one master, and is quick to judge.
+pub(crate) struct Sentinel {
+    port: u16,
+    _folder: tempfile::TempDir,
+    child: Child,
+}
+
+impl Sentinel {
+    pub(crate) fn of(master: &RedisServer) -> Self {
+        let (folder, port) = (tempfile::tempdir().expect("a folder"), free_port());
+        let lines = [
+            format!("port {port}"),
+            "bind 127.0.0.1".to_owned(),
+            format!("sentinel monitor queues 127.0.0.1 {} 1", master.port),
+            "sentinel down-after-milliseconds queues 400".to_owned(),
+            "sentinel failover-timeout queues 3000".to_owned(),
+        ];
+        let path = folder.path().join("sentinel.conf");
+        std::fs::write(&path, lines.join("\n")).expect("its own folder");
+        let mut command = Command::new("redis-server");
+        command.arg(&path).arg("--sentinel").arg("--logfile").arg(folder.path().join("log"));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let child = child.expect("redis-server is installed (Debian: redis-server)");
+        let sentinel = Self { port, _folder: folder, child };
+        eventually("a Sentinel that knows a replica", || {
+            let told = ask(port, &["SENTINEL", "REPLICAS", "queues"])?;
+            told.contains("slave-priority").then_some(())
+        });
+        sentinel
+    }
+
+    /// Behind an address where nobody is.
+    pub(crate) fn settings(&self) -> RedisSettings {
+        let at = |port| RedisAddress { host: "127.0.0.1".into(), port };
+        let sentinels = vec![at(free_port()), at(self.port)];
+        let kind = RedisKind::Sentinel { master: "queues".into(), sentinels, password: None };
+        RedisSettings { kind, ..RedisSettings::default() }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Three masters with a replica each.
+pub(crate) struct RedisCluster {
+    pub(crate) nodes: Vec<RedisServer>,
+}
+
+impl RedisCluster {
+    pub(crate) fn start() -> Self {
+        let options = [
+            ["--appendonly", "yes", "--appendfsync", "everysec"],
+            ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"],
+            ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"],
+        ]
+        .concat();
+        let nodes: Vec<RedisServer> = (0..6).map(|_| RedisServer::with(&options)).collect();
+        let mut words = vec!["--cluster".to_owned(), "create".to_owned()];
+        words.extend(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)));
+        words.extend(["--cluster-replicas", "1", "--cluster-yes"].map(str::to_owned));
+        let made = Command::new("redis-cli").args(&words).output().expect("redis-cli is there");
+        let text = String::from_utf8_lossy(&made.stdout);
+        assert!(made.status.success(), "no cluster: {text}");
+        let cluster = Self { nodes };
+        for node in &cluster.nodes {
+            eventually("a whole cluster", || {
+                let info = node.try_ask(&["CLUSTER", "INFO"])?;
+                let replication = node.try_ask(&["INFO", "replication"])?;
+                let linked = replication.contains("connected_slaves:1")
+                    || replication.contains("master_link_status:up");
+                (linked && info.contains("cluster_state:ok")).then_some(())
+            });
+        }
+        cluster
+    }
+
+    pub(crate) fn settings(&self) -> RedisSettings {
+        let at = |node: &RedisServer| RedisAddress { host: "127.0.0.1".into(), port: node.port };
+        let nodes = self.nodes.iter().map(at).collect();
+        let kind = RedisKind::Cluster { nodes, max_redirects: 12 };
+        RedisSettings { kind, ..RedisSettings::default() }
+    }
+
+    /// Moves slots from one master to another, keys and all.
+    pub(crate) fn reshard(&self, from: usize, to: usize, slots: usize) {
+        let id = |node: usize| self.nodes[node].ask(&["CLUSTER", "MYID"]);
+        let moved = Command::new("redis-cli")
+            .args(["--cluster", "reshard", &format!("127.0.0.1:{}", self.nodes[from].port)])
+            .args(["--cluster-from", &id(from), "--cluster-to", &id(to)])
+            .args(["--cluster-slots", &slots.to_string(), "--cluster-yes"])
+            .output()
+            .expect("redis-cli is there");
+        assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stdout));
     }
 }
 

@@ -11,13 +11,14 @@ use super::key::Names;
 use super::lane::{Verdict, call_of, judge};
 use super::link::{Link, Term, unavailable};
 use super::script::Script;
+use super::settings::RedisKind;
 use super::shards::{Purpose, Shard, Shards};
 use crate::storage::{Appended, QueueAppend, StorageError};
 use crate::telemetry::{Direction, DropReason, dropped};
 
 /// Queues of one pipeline: what a master works through in about 10 ms.
 const QUEUES: usize = 512;
-/// How often one append looks for the master of a slot before it tells its caller.
+/// How often one append is sent before its caller is told, where nothing else is configured.
 const TRIES: usize = 5;
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -71,7 +72,11 @@ impl Appender {
         let mut left: Vec<Run> =
             named.map(|(at, append)| Run { names: Names::of(prefix, &append.queue), at }).collect();
         let mut answers = vec![Appended::NoQueue; appends.len()];
-        for tried in 0..TRIES {
+        let tries = match self.shards.settings.kind {
+            RedisKind::Standalone(_) | RedisKind::Sentinel { .. } => TRIES,
+            RedisKind::Cluster { max_redirects, .. } => max_redirects + 1,
+        };
+        for tried in 0..tries {
             if tried > 0 {
                 tokio::time::sleep(AGAIN).await;
                 self.shards.refresh().await;

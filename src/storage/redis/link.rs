@@ -5,6 +5,7 @@
 //! that it uses knows that nothing it wrote earlier in this term was taken back.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use redis::{
 use sha2::{Digest, Sha256};
 
 use super::script::ALL;
-use super::settings::{RedisAddress, RedisSettings, Secret};
+use super::settings::{RedisAddress, RedisSettings, RedisTls, Secret};
 use crate::storage::StorageError;
 
 /// One life of a server as master; all zero is none.
@@ -58,7 +59,15 @@ pub(super) async fn connect(
     password: Option<&Secret>,
     username: Option<&str>,
 ) -> Result<MultiplexedConnection, StorageError> {
-    let client = client(settings, address, password, username).map_err(|error| away(&error))?;
+    let tls = match settings.tls.clone() {
+        None => None,
+        Some(tls) => {
+            let read = tokio::task::spawn_blocking(move || certificates(&tls)).await;
+            Some(read.map_err(|_| unavailable("a certificate could not be read"))??)
+        }
+    };
+    let client = client(settings, address, password, username, tls);
+    let client = client.map_err(|error| unavailable(format!("Redis at {address}: {error}")))?;
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(settings.connect_timeout))
         .set_response_timeout(Some(settings.read_timeout));
@@ -71,9 +80,10 @@ fn client(
     address: &RedisAddress,
     password: Option<&Secret>,
     username: Option<&str>,
+    tls: Option<TlsCertificates>,
 ) -> Result<Client, RedisError> {
     let (host, port) = (address.host.clone(), address.port);
-    let place = match &settings.tls {
+    let place = match &tls {
         None => ConnectionAddr::Tcp(host, port),
         Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
     };
@@ -85,17 +95,26 @@ fn client(
         redis = redis.set_username(username);
     }
     let info: ConnectionInfo = place.into_connection_info()?.set_redis_settings(redis);
-    match &settings.tls {
+    match tls {
         None => Client::open(info),
-        Some(tls) => {
-            let client_tls = tls.client.as_ref().map(|(certificate, key)| ClientTlsConfig {
-                client_cert: certificate.clone(),
-                client_key: key.expose().as_bytes().to_vec(),
-            });
-            let root_cert = tls.ca.clone();
-            Client::build_with_tls(info, TlsCertificates { client_tls, root_cert })
-        }
+        Some(certificates) => Client::build_with_tls(info, certificates),
     }
+}
+
+/// Reads the PEM files.
+fn certificates(tls: &RedisTls) -> Result<TlsCertificates, StorageError> {
+    let read = |path: &Path| {
+        let text = |error| unavailable(format!("{}: {error}", path.display()));
+        std::fs::read(path).map_err(text)
+    };
+    let client_tls = match &tls.client {
+        None => None,
+        Some((certificate, key)) => {
+            Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+        }
+    };
+    let root_cert = tls.ca.as_deref().map(read).transpose()?;
+    Ok(TlsCertificates { client_tls, root_cert })
 }
 
 impl Link {

@@ -1,6 +1,7 @@
 //! How Redis is reached, and what the queues in it are bounded by.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,13 +60,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// PEM, as read from the files.
+/// PEM files; read at every connection, so that new ones are taken without a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedisTls {
     /// Certificate authorities; `None`: the system's.
-    pub ca: Option<Vec<u8>>,
+    pub ca: Option<PathBuf>,
     /// The client's certificate and key.
-    pub client: Option<(Vec<u8>, Secret)>,
+    pub client: Option<(PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
