@@ -16,7 +16,6 @@ use tokio::task::JoinHandle;
 use crate::admin::{Admin, Info};
 use crate::config::Config;
 use crate::listener::Tcp;
-use crate::storage::Embedded;
 use crate::telemetry::{self, task};
 
 pub use node::{Loaded, Node};
@@ -27,7 +26,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Broker {
     node: Node,
-    embedded: Arc<Embedded>,
+    backend: storage::Backend,
     listeners: Vec<JoinHandle<()>>,
     stats: Option<JoinHandle<()>>,
     admin: JoinHandle<()>,
@@ -40,15 +39,14 @@ pub struct Broker {
 impl Broker {
     /// Starts everything, listeners last: what is stored is in force before a client can come.
     pub async fn start(config: Config) -> Result<Self, Fault> {
-        let (embedded, stores) = storage::open(&config).await?;
-        let embedded = Arc::new(embedded);
+        let (backend, stores) = storage::Backend::open(&config).await?;
         let settings = config.clone();
         let (log, loading) = (Arc::clone(&stores.log), move || Node::load(&settings, &stores));
         let node = tokio::task::spawn_blocking(loading).await??.start().await;
         let stats = config.telemetry.stats_period;
         let stats = stats.map(|period| task::spawn("stats", telemetry::print_stats(period)));
         let health = health::Health::new(&config, log);
-        let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
+        let info = Info { node_id: Arc::clone(&config.service.id), storage: backend.name() };
         let admin = Admin::bind(&config.admin, info, Arc::new(health.clone())).await?;
         let http = admin.local_addr();
         let (mut listeners, mut mqtt) = (Vec::new(), None);
@@ -65,7 +63,7 @@ impl Broker {
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;
-        Ok(Self { node, embedded, listeners, stats, admin, stop_admin, mqtt, http, drain_timeout })
+        Ok(Self { node, backend, listeners, stats, admin, stop_admin, mqtt, http, drain_timeout })
     }
 
     pub fn mqtt_addr(&self) -> Option<SocketAddr> {
@@ -82,8 +80,7 @@ impl Broker {
         asked.await;
         self.listeners.iter().chain(&self.stats).for_each(JoinHandle::abort);
         self.node.stop(self.drain_timeout).await;
-        let embedded = Arc::clone(&self.embedded);
-        tokio::task::spawn_blocking(move || embedded.stop()).await??;
+        self.backend.stop(self.drain_timeout).await?;
         // The receiver goes when the administration has ended by itself.
         self.stop_admin.send(()).ok();
         self.admin.await?;

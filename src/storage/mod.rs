@@ -15,10 +15,10 @@ pub mod record;
 pub mod redis;
 mod settle;
 
-pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use self::redis::{
     IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
 };
+pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
 pub use kafka::{Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};

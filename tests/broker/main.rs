@@ -35,3 +35,12 @@ mod topics;
 mod trace;
 mod watch;
 mod will;
+
+/// Where `SLUICE_TESTS_SERVICES` names a file with the lines of `tests/services`, every broker runs
+/// on them (`tests/run on-cluster`); else on its own folder.
+pub(crate) fn services() -> Vec<(String, String)> {
+    let Some(file) = std::env::var_os("SLUICE_TESTS_SERVICES") else { return Vec::new() };
+    let lines = std::fs::read_to_string(file).expect("SLUICE_TESTS_SERVICES names a file");
+    let pair = |line: &str| line.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()));
+    lines.lines().filter_map(pair).collect()
+}

@@ -6,6 +6,7 @@
 //! Publishes: the batch                       number: the writer's how-manieth append
 //! Direct:    head length u32 · head · batch  likewise
 //! Rows:      all rows of one put             the writer's how-manieth put
+//! Relaxed:   likewise, to be forgotten       likewise
 //! TableRow:  version u8 · value, or nothing  number: the row's position in the log
 //! State:     version u8 · fields
 //! ```
@@ -17,7 +18,9 @@ use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{ClientId, Delivery, QoS};
-use crate::storage::{Batch, DirectCopy, LogItem, QueueKey, Row, StorageError, Table};
+use crate::storage::{
+    Batch, DirectCopy, LogItem, Origin, Position, QueueKey, Row, StorageError, Table,
+};
 
 /// The only version there is of each kind; another one is refused.
 const VERSION: u8 = 1;
@@ -31,6 +34,8 @@ pub(super) enum RecordKind {
     Rows = 3,
     TableRow = 4,
     State = 5,
+    /// Rows that may be forgotten: applied, and never written behind.
+    Relaxed = 6,
 }
 
 /// What every record of ours carries in its header.
@@ -73,6 +78,7 @@ impl Mark {
             3 => RecordKind::Rows,
             4 => RecordKind::TableRow,
             5 => RecordKind::State,
+            6 => RecordKind::Relaxed,
             other => return Err(damaged(&format!("a record of kind {other} is not known"))),
         };
         let number = |at: usize| {
@@ -91,9 +97,11 @@ struct DirectHead<'a> {
     group: bool,
     queue: &'a str,
     incarnation: u64,
-    /// QoS, RETAIN, subscription ids.
-    copies: Vec<(u8, bool, Vec<u32>)>,
+    copies: Vec<CopyFields>,
 }
+
+/// QoS, RETAIN, subscription ids; of an origin: offset, index, group.
+type CopyFields = (u8, bool, Vec<u32>, Option<(u64, u32, u64)>);
 
 pub(super) fn encode_direct(
     to: &QueueKey,
@@ -107,7 +115,8 @@ pub(super) fn encode_direct(
     };
     let copy = |copy: &DirectCopy| {
         let Delivery { qos, retain } = copy.delivery;
-        (qos.bits(), retain, copy.subscription_ids.to_vec())
+        let origin = copy.origin.map(|one| (one.position.offset, one.index, one.group));
+        (qos.bits(), retain, copy.subscription_ids.to_vec(), origin)
     };
     let copies = deliveries.iter().map(copy).collect();
     let head = encode(&DirectHead { group, queue, incarnation, copies });
@@ -125,10 +134,15 @@ fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
     let (head, body) = rest.split_at_checked(len).ok_or_else(bad)?;
     let head: DirectHead<'_> = decode(head, "a direct record")?;
     let mut deliveries = Vec::new();
-    for (qos, retain, ids) in head.copies {
+    for (qos, retain, ids, origin) in head.copies {
         let qos = QoS::from_bits(qos).ok_or_else(|| damaged("a direct copy's QoS is none"))?;
         let delivery = Delivery { qos, retain };
-        deliveries.push(DirectCopy { delivery, subscription_ids: Arc::from(ids) });
+        let origin = origin.map(|(offset, index, group)| Origin {
+            position: Position { partition: 0, offset },
+            index,
+            group,
+        });
+        deliveries.push(DirectCopy { delivery, subscription_ids: Arc::from(ids), origin });
     }
     let to = match head.group {
         true => QueueKey::Group(Arc::from(head.queue)),
@@ -200,6 +214,10 @@ pub(super) fn decode_value(payload: &[u8]) -> Result<Bytes, StorageError> {
 
 // === what the backend keeps of itself ===
 
+/// Keys of the state's topic.
+pub(super) const PINNED: &str = "pinned";
+pub(super) const ALIVE: &str = "alive";
+
 /// The first start's findings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pinned {
@@ -207,6 +225,13 @@ pub(super) struct Pinned {
     pub(super) incarnation: u64,
     /// Topics with the number of their partitions.
     pub(super) partitions: Vec<(String, u32)>,
+}
+
+/// The node that runs, said again every second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Alive {
+    pub(super) node: String,
+    pub(super) beat: u64,
 }
 
 /// What a consumer leaves behind.
@@ -250,8 +275,11 @@ mod tests {
     fn records_read_back_as_they_were_written() {
         let to = QueueKey::Client(ClientId::new("{ö} "));
         let delivery = Delivery { qos: QoS::ExactlyOnce, retain: true };
+        let position = Position { partition: 0, offset: u64::MAX };
+        let origin = Some(Origin { position, index: 3, group: u64::MAX });
+        let subscription_ids = Arc::from([1_u32, 268_435_455]);
         let deliveries: Arc<[DirectCopy]> =
-            Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([1_u32, 268_435_455]) }]);
+            Arc::from([DirectCopy { delivery, subscription_ids, origin }]);
         let batch = batch_of("node", &["a"], Some(9));
         let payload = encode_direct(&to, 7, &batch, &deliveries);
         let item = log_item(RecordKind::Direct, &payload).expect("reads back");
@@ -280,7 +308,7 @@ mod tests {
         let headers = mark.headers();
         let bytes = headers.get(0).value.expect("a value").to_vec();
         assert_eq!(Mark::decode(&bytes).expect("reads back"), mark);
-        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 6)] {
+        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 7)] {
             let mut other = bytes.clone();
             other[at] = value;
             assert!(Mark::decode(&other).is_err());

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::KafkaSettings;
 use super::admin::Admin;
 use super::feed::Feed;
-use super::format::{Commit, Mark, RecordKind, encode_state, encode_value};
+use super::format::{ALIVE, Alive, Commit, Mark, RecordKind, encode_state, encode_value};
 use super::scribe::{Line, Scribe};
 use super::tables::Tables;
 use super::watch::Watch;
@@ -64,6 +64,7 @@ struct Thread {
     /// What was not needed any more, and since when.
     needless: VecDeque<(Instant, u64)>,
     looked: Instant,
+    beats: u64,
     troubled: Option<String>,
 }
 
@@ -114,7 +115,9 @@ impl Keeper {
     pub(super) fn run(&self, from: Commit, ended: &dyn Fn() -> bool, orderly: &dyn Fn() -> bool) {
         let scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let (looked, needless) = (Instant::now(), VecDeque::new());
-        let mut thread = Thread { scribe, durable: from, needless, looked, troubled: None };
+        let mut thread =
+            Thread { scribe, durable: from, needless, looked, beats: 1, troubled: None };
+        self.beat(&mut thread, Some(1));
         while !ended() {
             self.pass(&mut thread, ended);
             self.look(&mut thread);
@@ -137,6 +140,25 @@ impl Keeper {
             let same = thread.durable.clone();
             self.wanted.lock().commit.get_or_insert(same);
             self.pass(&mut thread, &late);
+            self.beat(&mut thread, None);
+        }
+    }
+
+    /// Says that this node lives, or that it has ended.
+    fn beat(&self, thread: &mut Thread, beat: Option<u64>) {
+        let node = self.settings.node.clone();
+        let payload = beat.map(|beat| encode_state(&Alive { node, beat }));
+        let line = Line {
+            topic: &self.state_topic,
+            partition: 0,
+            key: ALIVE.as_bytes(),
+            payload: payload.as_deref(),
+            mark: Mark { kind: RecordKind::State, writer: self.run, number: beat.unwrap_or(0) },
+        };
+        let until = Instant::now() + LOOK_EVERY;
+        let said = thread.scribe.write(std::iter::once(line), &|| Instant::now() > until);
+        if let Err(error) = said {
+            tracing::debug!(%error, "nobody heard that this node lives");
         }
     }
 
@@ -229,6 +251,8 @@ impl Keeper {
             return;
         }
         thread.looked = Instant::now();
+        thread.beats += 1;
+        self.beat(thread, Some(thread.beats));
         if self.watch.is_in_trouble() && self.admin.ping(&self.topic, PING) {
             self.watch.is_well();
         }

@@ -10,8 +10,8 @@ use super::tables::Tables;
 use super::watch::Watch;
 use super::writer::Writer;
 use crate::storage::{
-    AppendSink, Batch, Committed, DirectCopy, Durability, LogConsumer, Position, PublishLog,
-    QueueKey,
+    AppendSink, Batch, Committed, DirectCopy, Durability, LogConsumer, Origin, Position,
+    PublishLog, QueueKey,
 };
 
 /// Everything that stands around one log; its threads hold it, too.
@@ -25,6 +25,8 @@ pub(super) struct Log {
     pub(super) watch: Arc<Watch>,
     /// What the consumer left behind before this start.
     pub(super) committed: Commit,
+    /// Decisions that stood behind the commit at the start.
+    pub(super) decided: Vec<(Position, Origin)>,
     /// Where the log ended at the start.
     pub(super) end: u64,
     pub(super) taken: AtomicBool,
@@ -96,6 +98,7 @@ impl PublishLog for KafkaLog {
         let committed = Committed {
             position: Position { partition: 0, offset: self.0.committed.position },
             state: self.0.committed.state.clone(),
+            decided: self.0.decided.clone(),
         };
         let consumer = Consumer {
             feed: Arc::clone(&self.0.feed),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rdkafka::topic_partition_list::Offset;
@@ -11,7 +12,8 @@ use rdkafka::topic_partition_list::Offset;
 use super::admin::{Admin, Policy, Wanted};
 use super::feed::Feed;
 use super::format::{
-    Commit, Mark, Pinned, RecordKind, TABLES, damaged, decode_rows, decode_state, encode_state,
+    ALIVE, Alive, Commit, Mark, PINNED, Pinned, RecordKind, TABLES, damaged, decode_rows,
+    decode_state, encode_state, log_item,
 };
 use super::keeper::{self, Keeper};
 use super::log::Log;
@@ -21,10 +23,19 @@ use super::tables::Tables;
 use super::watch::Watch;
 use super::writer::Writer;
 use super::{ENDED, Kafka, KafkaSettings, RUNNING, STOPPING, position, read};
-use crate::storage::StorageError;
+use crate::storage::{LogItem, Origin, Position, StorageError};
 use crate::telemetry::clock::wall_ms;
 
-const PINNED: &str = "pinned";
+/// Long enough to hear whether another node says again that it lives.
+const LISTEN: Duration = Duration::from_millis(3500);
+
+/// What earlier runs left in the state's topic.
+#[derive(Default)]
+struct Left {
+    pinned: Option<Pinned>,
+    committed: Option<Commit>,
+    alive: Option<Alive>,
+}
 
 /// What every step of a start needs.
 struct Start {
@@ -72,13 +83,21 @@ fn random() -> u64 {
     hasher.finish()
 }
 
+/// What a start finds behind the commit.
+struct Tail {
+    /// Where that look ended.
+    known_to: u64,
+    decided: Vec<(Position, Origin)>,
+}
+
 impl Start {
     fn commit_key(&self) -> String {
         format!("commit/{}/{}/0", self.settings.reader, self.settings.config.topics.log.name)
     }
 
     fn open(self) -> Result<Kafka, StorageError> {
-        let (pinned, committed) = self.state()?;
+        let Left { pinned, committed, alive } = self.state()?;
+        self.alone(alive)?;
         let pinned = self.pin(pinned)?;
         let committed = committed.unwrap_or(Commit { position: 1, tables: 1, state: Vec::new() });
         let (low, high) = self.admin.watermarks(&self.log_topic)?;
@@ -108,34 +127,49 @@ impl Start {
             Arc::clone(&writer),
             committed.position,
         ));
-        let known_to = self.rows(&tables, committed.tables, end)?;
-        self.start(pinned.incarnation, writer, tables, committed, known_to)
+        let tail = self.tail(&tables, &committed, end)?;
+        self.start(pinned.incarnation, writer, tables, committed, tail)
     }
 
-    /// What earlier runs left in the state's topic.
-    fn state(&self) -> Result<(Option<Pinned>, Option<Commit>), StorageError> {
-        let (mut pinned, mut committed) = (None, None);
+    /// One node at a time, so far: two would take each other's commits for their own. A node that
+    /// was killed and comes back under its name need not wait for itself.
+    fn alone(&self, alive: Option<Alive>) -> Result<(), StorageError> {
+        let other = |alive: &Alive| alive.node != self.settings.node;
+        let Some(before) = alive.filter(other) else { return Ok(()) };
+        std::thread::sleep(LISTEN);
+        match self.state()?.alive {
+            Some(now) if now != before => Err(StorageError::Unavailable(format!(
+                "node {} runs on this Kafka under the same prefix: this version has one node",
+                now.node
+            ))),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn state(&self) -> Result<Left, StorageError> {
+        let mut left = Left::default();
         let key = self.commit_key();
         let config = self.settings.consumer(&self.settings.config.topics.state);
         let partitions = self.partitions.get(&self.state_topic).copied().unwrap_or(1);
         let patience = self.settings.config.command_timeout;
         let (topic, from) = (&self.state_topic, Offset::Beginning);
         read::to_the_end(&config, &self.watch, topic, partitions, from, patience, &mut |found| {
-            let Some(payload) = found.payload.filter(|_| found.mark.kind == RecordKind::State)
-            else {
+            if found.mark.kind != RecordKind::State {
                 return Ok(());
-            };
-            if found.key == PINNED.as_bytes() {
+            }
+            if found.key == ALIVE.as_bytes() {
+                left.alive = found.payload.map(decode_state).transpose()?;
+            } else if let Some(payload) = found.payload {
                 // The first one counts, whoever wrote a second.
-                if pinned.is_none() {
-                    pinned = Some(decode_state(payload)?);
+                if found.key == PINNED.as_bytes() && left.pinned.is_none() {
+                    left.pinned = Some(decode_state(payload)?);
+                } else if found.key == key.as_bytes() {
+                    left.committed = Some(decode_state(payload)?);
                 }
-            } else if found.key == key.as_bytes() {
-                committed = Some(decode_state(payload)?);
             }
             Ok(())
         })?;
-        Ok((pinned, committed))
+        Ok(left)
     }
 
     /// Design decision 1: partition counts are those of the first start, or the start ends here.
@@ -177,26 +211,45 @@ impl Start {
         let until = tokio::time::Instant::now() + self.settings.config.command_timeout;
         scribe.write(std::iter::once(line), &|| tokio::time::Instant::now() > until)?;
         // Of two nodes that start at once, the first record is everybody's.
-        self.state()?.0.ok_or_else(|| damaged("the record of the first start is not there"))
+        self.state()?.pinned.ok_or_else(|| damaged("the record of the first start is not there"))
     }
 
-    /// Rows from `from` on that may not stand in their topics yet; where that look ended.
-    fn rows(&self, tables: &Tables, from: u64, end: u64) -> Result<u64, StorageError> {
+    /// What stands in the log behind the commit, or behind the place up to which the tables' topics
+    /// are whole: rows, and decisions about messages that come again.
+    fn tail(&self, tables: &Tables, committed: &Commit, end: u64) -> Result<Tail, StorageError> {
+        let mut tail = Tail { known_to: end, decided: Vec::new() };
+        let from = committed.position.min(committed.tables);
         if from >= end {
-            return Ok(end);
+            return Ok(tail);
         }
         let config = self.settings.consumer(&self.settings.config.topics.log);
         let (from, patience) = (offset_of(from), self.settings.config.command_timeout);
-        let mut known_to = end;
         read::to_the_end(&config, &self.watch, &self.log_topic, 1, from, patience, &mut |found| {
-            let at = position(found.offset).offset;
-            known_to = known_to.max(at + 1);
-            if found.mark.kind == RecordKind::Rows {
-                tables.found(at, decode_rows(found.payload.unwrap_or_default())?);
+            let (at, payload) = (position(found.offset), found.payload.unwrap_or_default());
+            tail.known_to = tail.known_to.max(at.offset + 1);
+            match found.mark.kind {
+                RecordKind::Rows if at.offset >= committed.tables => {
+                    tables.found(at.offset, decode_rows(payload)?);
+                }
+                RecordKind::Direct if at.offset >= committed.position => {
+                    let LogItem::Direct { deliveries, .. } = log_item(RecordKind::Direct, payload)?
+                    else {
+                        return Ok(());
+                    };
+                    let origins = deliveries.iter().filter_map(|copy| copy.origin);
+                    let open = origins.filter(|one| one.position.offset >= committed.position);
+                    tail.decided.extend(open.map(|origin| (at, origin)));
+                }
+                RecordKind::Rows
+                | RecordKind::Direct
+                | RecordKind::Publishes
+                | RecordKind::Relaxed
+                | RecordKind::TableRow
+                | RecordKind::State => {}
             }
             Ok(())
         })?;
-        Ok(known_to)
+        Ok(tail)
     }
 
     fn start(
@@ -205,7 +258,7 @@ impl Start {
         writer: Arc<Writer>,
         tables: Arc<Tables>,
         committed: Commit,
-        known_to: u64,
+        tail: Tail,
     ) -> Result<Kafka, StorageError> {
         let key = self.commit_key();
         let (settings, watch) = (self.settings, self.watch);
@@ -220,7 +273,7 @@ impl Start {
             writer: Arc::clone(&writer),
             tables: Some(Arc::clone(&tables)),
             watch: Arc::clone(&watch),
-            known_to,
+            known_to: tail.known_to,
         };
         let keeper = Arc::new(Keeper::new(keeper::Parts {
             settings: Arc::clone(&settings),
@@ -241,7 +294,8 @@ impl Start {
             tables: Some(tables),
             watch,
             committed: committed.clone(),
-            end: known_to,
+            decided: tail.decided,
+            end: tail.known_to,
             taken: AtomicBool::new(false),
         });
         let phase = Arc::new(AtomicU8::new(RUNNING));

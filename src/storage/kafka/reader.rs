@@ -15,7 +15,7 @@ use super::format::{RecordKind, decode_rows, log_item};
 use super::position;
 use super::read::{Found, found, is_final};
 use super::tables::Tables;
-use super::watch::{Listener, Watch, unavailable};
+use super::watch::{Listener, Watch, note_error, unavailable};
 use super::writer::Writer;
 use crate::storage::{AppendOutcome, Position, Row, StorageError, Table};
 
@@ -67,6 +67,8 @@ impl Reader {
             self.feed.fault(error);
             // Where it reads on is the operator's to say; trying again is all that can be done.
             std::thread::sleep(TICK * 20);
+        } else {
+            note_error(&self.watch, error, "");
         }
     }
 
@@ -97,8 +99,9 @@ impl Reader {
                 }
                 self.feed.item(at.offset, item);
             }
-            RecordKind::Rows => {
-                self.rows(at, decode_rows(payload)?);
+            RecordKind::Rows | RecordKind::Relaxed => {
+                let kept = found.mark.kind == RecordKind::Rows;
+                self.rows(at, decode_rows(payload)?, kept);
                 if ours {
                     self.writer.open.rows.read(number, 0, stored);
                     self.writer.open.rows.settle();
@@ -109,10 +112,10 @@ impl Reader {
         Ok(())
     }
 
-    fn rows(&self, at: Position, rows: Vec<Row>) {
+    fn rows(&self, at: Position, rows: Vec<Row>, kept: bool) {
         let retained = rows.iter().filter(|row| row.table == Table::Retained).cloned().collect();
         if let Some(tables) = self.tables.as_ref().filter(|_| at.offset >= self.known_to) {
-            tables.apply(at.offset, rows);
+            tables.apply(at.offset, rows, kept);
         }
         self.feed.rows(at.offset, retained);
     }

@@ -48,6 +48,8 @@ const JAVA_ONLY: &[&str] = &[
 #[derive(Clone, Debug)]
 pub struct KafkaSettings {
     pub config: KafkaConfig,
+    /// This node's name. Another one that runs keeps us from starting: see `open.rs`.
+    pub node: String,
     /// Who consumes: a node has its own commits.
     pub reader: String,
     /// The largest record that is appended: a batch of one read, or one packet, and its head.
@@ -62,6 +64,7 @@ impl KafkaSettings {
     pub fn new(config: KafkaConfig) -> Self {
         Self {
             config,
+            node: "node".into(),
             reader: "dispatcher".into(),
             max_record_bytes: 1 << 20,
             commit_every: Duration::from_millis(50),

@@ -112,8 +112,8 @@ impl Tables {
         self.push(position, rows);
     }
 
-    /// The reader came across a put.
-    pub(super) fn apply(&self, position: u64, rows: Vec<Row>) {
+    /// The reader came across a put; `kept` rows will be found by the next start.
+    pub(super) fn apply(&self, position: u64, rows: Vec<Row>, kept: bool) {
         // Held, so that a follower that comes meanwhile is told everything once.
         let mut followers = self.followers.lock();
         let Followers { of, untold } = &mut *followers;
@@ -126,7 +126,9 @@ impl Tables {
             }
         }
         drop(followers);
-        self.push(position, rows);
+        if kept {
+            self.push(position, rows);
+        }
     }
 
     /// The consumer has passed what stands before these.
@@ -195,18 +197,19 @@ impl Tables {
 pub(super) struct KafkaTables(pub(super) Arc<Tables>);
 
 impl ChangeLog for KafkaTables {
-    /// Relaxed rows are stored like durable ones: Kafka gives them their place either way.
-    fn put(&self, rows: Vec<Row>, _durability: Durability, sink: Arc<dyn AppendSink>, ticket: u64) {
+    /// Relaxed rows take their place in the log like durable ones, and are forgotten with it.
+    fn put(&self, rows: Vec<Row>, durability: Durability, sink: Arc<dyn AppendSink>, ticket: u64) {
         let tables = &self.0;
         if !tables.started.swap(true, Ordering::AcqRel) {
             tables.followers.lock().untold.clear();
         }
         let payload = encode_rows(&rows);
         let writer = &tables.writer;
-        writer
-            .open
-            .rows
-            .enter(sink, ticket, 0, |number| writer.send(RecordKind::Rows, number, &[], &payload));
+        let kind = match durability {
+            Durability::Durable => RecordKind::Rows,
+            Durability::Relaxed => RecordKind::Relaxed,
+        };
+        writer.open.rows.enter(sink, ticket, 0, |number| writer.send(kind, number, &[], &payload));
     }
 
     fn load(

@@ -130,7 +130,7 @@ impl Writer {
         if payload.len() > self.max_bytes {
             return Err(AppendOutcome::NotStored);
         }
-        let of_rows = usize::from(kind == RecordKind::Rows);
+        let of_rows = usize::from(matches!(kind, RecordKind::Rows | RecordKind::Relaxed));
         let opaque = (number as usize) << 1 | of_rows;
         let mark = Mark { kind, writer: self.run, number };
         let record = BaseRecord::with_opaque_to(&self.topic, opaque)

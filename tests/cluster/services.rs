@@ -7,6 +7,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use sluice::storage::{RedisAddress, RedisKind};
+
 /// Running services, and how they are reached.
 pub(crate) struct Services {
     settings: BTreeMap<String, String>,
@@ -64,12 +66,18 @@ impl Services {
     }
 
     /// The variables by which a broker finds them.
-    pub(crate) fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    pub(crate) fn settings(&self) -> Vec<(String, String)> {
+        self.settings.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
     pub(crate) fn kafka(&self) -> &str {
         &self.settings["TB_KAFKA_SERVERS"]
+    }
+
+    pub(crate) fn redis(&self) -> RedisKind {
+        let host = self.settings["REDIS_HOST"].clone();
+        let port = self.settings["REDIS_PORT"].parse().unwrap();
+        RedisKind::Standalone(RedisAddress { host, port })
     }
 
     /// A name that no other test of this run has.
