@@ -83,7 +83,10 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
     let packet = config.listener.tcp.as_ref().map_or(0, |tcp| tcp.max_packet_bytes);
     settings.node = config.service.id.to_string();
     settings.max_record_bytes = packet.max(BATCH_BYTES) + RECORD_ROOM;
-    let redis = Redis::connect(config.storage.redis.clone()).await?;
+    let mut queues = config.storage.redis.clone();
+    queues.queue_limit = config.storage.device_queue_messages as u64;
+    queues.queue_ttl = config.storage.device_message_ttl;
+    let redis = Redis::connect(queues).await?;
     let kafka = tokio::task::spawn_blocking(move || Kafka::open(settings)).await??;
     let stores = Stores {
         log: kafka.log(),

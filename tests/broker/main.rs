@@ -13,6 +13,7 @@ mod caps;
 mod compat;
 mod connect;
 mod flow_control;
+mod folder;
 mod foreign;
 mod keepalive;
 mod malformed;
