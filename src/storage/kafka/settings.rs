@@ -99,12 +99,12 @@ impl KafkaSettings {
             .set("reconnect.backoff.max.ms", "1000")
             .set("topic.metadata.refresh.interval.ms", "60000")
             .set("log_level", "6");
-        take(&mut base, &self.config.common);
         base
     }
 
     pub(super) fn admin(&self) -> ClientConfig {
         let mut admin = self.base();
+        take(&mut admin, &self.config.common);
         take(&mut admin, &self.config.admin);
         admin
     }
@@ -118,6 +118,7 @@ impl KafkaSettings {
             .set("batch.size", "1000000")
             .set("queue.buffering.max.messages", "10000000")
             .set("queue.buffering.max.kbytes", "2097151");
+        take(&mut producer, &self.config.common);
         take(&mut producer, &self.config.producer);
         take(&mut producer, &topic.producer);
         producer
@@ -144,6 +145,7 @@ impl KafkaSettings {
             .set("fetch.queue.backoff.ms", "10")
             .set("queued.min.messages", "10000")
             .set("queued.max.messages.kbytes", "16384");
+        take(&mut consumer, &self.config.common);
         take(&mut consumer, &self.config.consumer);
         take(&mut consumer, &topic.consumer);
         consumer
