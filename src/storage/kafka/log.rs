@@ -45,22 +45,6 @@ impl Log {
 #[derive(Clone, Debug)]
 pub(super) struct KafkaLog(pub(super) Arc<Log>);
 
-impl KafkaLog {
-    fn send(
-        &self,
-        kind: RecordKind,
-        key: &[u8],
-        payload: &[u8],
-        sink: Arc<dyn AppendSink>,
-        ticket: u64,
-    ) {
-        let writer = &self.0.writer;
-        writer.open.messages.enter(sink, ticket, payload.len() as u64, |number| {
-            writer.send(kind, number, key, payload)
-        });
-    }
-}
-
 impl PublishLog for KafkaLog {
     /// QoS 0 rides along with the rest: one stream has one order.
     fn append(
@@ -71,7 +55,7 @@ impl PublishLog for KafkaLog {
         ticket: u64,
     ) {
         let key = batch.publisher().client_id.as_str().as_bytes();
-        self.send(RecordKind::Publishes, key, batch.body(), sink, ticket);
+        self.0.writer.append(RecordKind::Publishes, key, batch.body(), sink, ticket);
     }
 
     fn append_direct(
@@ -88,7 +72,7 @@ impl PublishLog for KafkaLog {
             QueueKey::Client(id) => id.as_str(),
             QueueKey::Group(name) => name,
         };
-        self.send(RecordKind::Direct, key.as_bytes(), &payload, sink, ticket);
+        self.0.writer.append(RecordKind::Direct, key.as_bytes(), &payload, sink, ticket);
     }
 
     fn consumer(&self, partition: u32) -> (Committed, Box<dyn LogConsumer>) {

@@ -204,12 +204,11 @@ impl ChangeLog for KafkaTables {
             tables.followers.lock().untold.clear();
         }
         let payload = encode_rows(&rows);
-        let writer = &tables.writer;
         let kind = match durability {
             Durability::Durable => RecordKind::Rows,
             Durability::Relaxed => RecordKind::Relaxed,
         };
-        writer.open.rows.enter(sink, ticket, 0, |number| writer.send(kind, number, &[], &payload));
+        tables.writer.append(kind, &[], &payload, sink, ticket);
     }
 
     fn load(

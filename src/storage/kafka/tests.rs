@@ -131,6 +131,28 @@ async fn a_cut_connection_makes_no_second_copy() {
     rig.end().await;
 }
 
+/// Design decisions 5, 16: what the stream can't go on from is in doubt, and what comes after it
+/// is stored by another producer.
+#[tokio::test]
+async fn a_producer_that_failed_for_good_is_replaced() {
+    let mut rig = Rig::new().await;
+    let before = rig.append("before");
+    rig.inbox.stored(before).await;
+    let refused = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
+    rig.mock.request_errors(RDKafkaApiKey::Produce, &refused);
+    let doubted = rig.append("doubted");
+    assert_eq!(rig.inbox.outcome(doubted).await, AppendOutcome::InDoubt);
+    let until = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let next = rig.append("after");
+        if let AppendOutcome::Stored(_) = rig.inbox.outcome(next).await {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < until, "no producer took the place");
+    }
+    rig.end().await;
+}
+
 /// IN-2: a record that no broker would take is refused at once, and costs the others nothing.
 #[tokio::test]
 async fn a_record_that_is_too_large_is_refused_alone() {

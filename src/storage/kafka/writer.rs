@@ -15,7 +15,7 @@ use super::appends::Appends;
 use super::format::{Mark, RecordKind};
 use super::position;
 use super::watch::{Watch, log_line, note_error, unavailable};
-use crate::storage::{AppendOutcome, StorageError};
+use crate::storage::{AppendOutcome, AppendSink, StorageError};
 
 /// How often the producer's thread looks whether it is to end, or librdkafka has given up.
 const TICK: Duration = Duration::from_millis(50);
@@ -118,32 +118,40 @@ impl Writer {
             .map_err(|error| unavailable("Kafka's producer can't be made", &error))
     }
 
-    /// Hands one record to the producer; never blocks.
-    pub(super) fn send(
+    /// Hands one record to the producer, and remembers who is to be told of its end.
+    pub(super) fn append(
         &self,
         kind: RecordKind,
-        number: u64,
         key: &[u8],
         payload: &[u8],
-    ) -> Result<(), AppendOutcome> {
-        // A record that the broker would refuse must not come into the stream: it would end it.
-        if payload.len() > self.max_bytes {
-            return Err(AppendOutcome::NotStored);
-        }
-        let of_rows = usize::from(matches!(kind, RecordKind::Rows | RecordKind::Relaxed));
-        let opaque = (number as usize) << 1 | of_rows;
-        let mark = Mark { kind, writer: self.run, number };
-        let record = BaseRecord::with_opaque_to(&self.topic, opaque)
-            .partition(0)
-            .key(key)
-            .payload(payload)
-            .headers(mark.headers());
+        sink: Arc<dyn AppendSink>,
+        ticket: u64,
+    ) {
+        let of_rows = matches!(kind, RecordKind::Rows | RecordKind::Relaxed);
+        let (appends, bytes) = match of_rows {
+            true => (&self.open.rows, 0),
+            false => (&self.open.messages, payload.len() as u64),
+        };
+        // First the producer, then the number: who replaces a producer holds it, too, while its
+        // last reports look for their numbers.
         let producer = self.producer.read();
-        let Some(producer) = &*producer else { return Err(AppendOutcome::NotStored) };
-        producer.send(record).map_err(|(error, _)| {
-            tracing::debug!(%error, topic = self.topic, "not taken by the producer");
-            AppendOutcome::NotStored
-        })
+        appends.enter(sink, ticket, bytes, |number| {
+            // A record that the broker would refuse must not come into the stream: it would end it.
+            let fits = payload.len() <= self.max_bytes;
+            let Some(producer) = producer.as_ref().filter(|_| fits) else {
+                return Err(AppendOutcome::NotStored);
+            };
+            let opaque = (number as usize) << 1 | usize::from(of_rows);
+            let record = BaseRecord::with_opaque_to(&self.topic, opaque)
+                .partition(0)
+                .key(key)
+                .payload(payload)
+                .headers(Mark { kind, writer: self.run, number }.headers());
+            producer.send(record).map_err(|(error, _)| {
+                tracing::debug!(%error, topic = self.topic, "not taken by the producer");
+                AppendOutcome::NotStored
+            })
+        });
     }
 
     /// Serves delivery reports until `ended`; runs on a thread of its own.
