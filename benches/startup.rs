@@ -32,6 +32,7 @@ fn start(folder: &Path, port: u16) -> Child {
         .env("STORAGE_EMBEDDED_PATH", folder)
         .env("LISTENER_TCP_BIND_ADDRESS", "127.0.0.1")
         .env("LISTENER_TCP_BIND_PORT", port.to_string())
+        .env("LISTENER_WS_ENABLED", "false")
         .env("HTTP_BIND_PORT", free_port().to_string())
         .env("RUST_LOG", "warn")
         .stdin(Stdio::null())

@@ -7,10 +7,10 @@
 //! * [`limits`] (0) every bound, and what happens at it
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
-//! * [`routing`] (3) from the log to the recipients
 //! * [`storage`] (1) what must survive: the ports and their backends
 //! * [`delivery`] (2) one connected client, write side
 //! * [`routing`] (3) log partition → recipients
+//! * [`security`] (3) who may come in, and what they may do
 //! * [`session`] (4) one connected client, read side
 //! * [`listener`] (5) accept, permits, sockets
 //! * [`admin`] (6) HTTP for operators
@@ -20,6 +20,11 @@
 //!
 //! Imports go only to a lower number; rooms of one number never import each other. Downwards one
 //! calls a handle, upwards one emits an event on a bounded channel. `tests/tidy.rs` holds this.
+
+/// As the program's: the tests count what it gives out.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 pub mod mqtt;
 
@@ -34,6 +39,8 @@ pub mod storage;
 pub mod delivery;
 
 pub mod routing;
+
+pub mod security;
 
 pub mod session;
 

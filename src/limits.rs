@@ -17,6 +17,9 @@
 //! | topic aliases, both ways, 10 of 65 535 | 1 310 700 | [`TOPIC_ALIAS_BYTES`] |
 //! | **worst case** | **3 342 316** | [`CONNECTION_WORST_CASE_BYTES`] |
 //!
+//! Over TLS come up to 64 KiB of records on their way out and 34 KiB of one on its way in (rustls'
+//! own bounds); over WebSocket a head.
+//!
 //! It is a worst case, not a price: an idle connection gives its buffers back and costs at most
 //! 3 KiB. All connections together hold at most `listener.inbound_budget_bytes` on the way in.
 
@@ -94,6 +97,20 @@ pub const DISPATCH_BATCHES: usize = 256;
 pub const TOPIC_ALIAS_BYTES: usize = 2 * DEFAULT_TOPIC_ALIASES * 65_535;
 /// Connections in the kernel's accept queue. Full: the peer's SYN is not answered and it retries.
 pub const LISTEN_BACKLOG: u32 = 4096;
+/// A connection on its way to CONNECT is left so long before a newer one may take its place
+/// (`listener.max_handshakes`). Until then newer ones wait in the kernel's accept queue.
+pub const HANDSHAKE_GRACE_MS: u64 = 1_000;
+/// A PROXY header of version 2, behind its length. Longer: closed.
+pub const PROXY_HEADER_BYTES: usize = 4 * KB;
+/// The head of a WebSocket upgrade request. Longer: 431.
+pub const UPGRADE_HEAD_BYTES: usize = 8 * KB;
+/// Header lines of a WebSocket upgrade request. More: 431.
+pub const UPGRADE_HEADERS: usize = 64;
+/// One WebSocket frame of a client, or the packet limit if that is larger. Longer: close code
+/// 1009. (Frames are taken as they come and never held; packets have their own limit.)
+pub const WS_FRAME_BYTES: usize = 1024 * KB;
+/// One WebSocket frame of ours. More goes with the next.
+pub const WS_FRAME_OUT_BYTES: usize = 64 * KB;
 /// HTTP connections at once. More wait in the kernel's accept queue.
 pub const ADMIN_CONNECTIONS: usize = 64;
 /// An HTTP connection that moves no byte for so long is closed, so idle ones can't fill the bound.
@@ -102,6 +119,57 @@ pub const ADMIN_IDLE_MS: u64 = 30_000;
 pub const ADMIN_STOP_MS: u64 = 2_000;
 /// Body of an HTTP request. Larger: 413.
 pub const ADMIN_BODY_BYTES: usize = 64 * KB;
+
+// === security ===
+
+/// Entries of one list of rules. More: the credential is refused.
+pub const RULES_PER_LIST: usize = 128;
+/// Bytes of one rule. Longer: the credential is refused.
+pub const RULE_BYTES: usize = 1024;
+/// Compiled bytes of one list of expressions, and of its cache a thread. More: the credential is
+/// refused, or the client for whom it grew so large.
+pub const EXPRESSIONS_BYTES: usize = 1024 * KB;
+/// Brackets inside brackets of an expression. More: the credential is refused.
+pub const EXPRESSION_NESTING: u32 = 32;
+/// Passwords and keys that wait to be worked on. Full: the address with most of them loses its
+/// newest, which is answered 0x89 (v3: 3).
+pub const HASHING_QUEUE: usize = 4096;
+/// How long one of them may wait. Longer: answered 0x89 (v3: 3).
+pub const AUTHENTICATION_MS: u64 = 10_000;
+/// Password checks remembered. Full: all are forgotten, and made again.
+pub const PASSWORDS_REMEMBERED: usize = 10_000;
+/// How long a password check is remembered (TBMQ's cache).
+pub const PASSWORD_REMEMBERED_MS: u64 = 60_000;
+/// Longest password taken. Longer: it is wrong.
+pub const PASSWORD_BYTES: usize = 4096;
+/// Text of a credential, a block or an account in the tables. Larger: refused.
+pub const ENTITY_BYTES: usize = 64 * KB;
+/// Blocked clients of kind REGEX, each of which is tried at every CONNECT. More: refused.
+pub const BLOCKED_EXPRESSIONS: usize = 1024;
+/// Blocked clients in all. More: refused.
+pub const BLOCKED_CLIENTS: usize = 1_000_000;
+/// Unauthorized clients remembered. Full: the one that was refused longest ago goes.
+pub const UNAUTHORIZED_CLIENTS: usize = 10_000;
+/// How long an unauthorized client is remembered (TBMQ: three days).
+pub const UNAUTHORIZED_MS: u64 = 3 * 24 * 3600 * 1000;
+/// Administrators and viewers. More: refused.
+pub const ACCOUNTS: usize = 1000;
+/// Failed logins of one account or one address in [`LOGIN_WINDOW_MS`]. More: 429 until it is over.
+pub const LOGIN_FAILURES: u32 = 10;
+/// See [`LOGIN_FAILURES`].
+pub const LOGIN_WINDOW_MS: u64 = 60_000;
+/// Accounts and addresses whose failed logins are counted. Full: those that are over go, and if
+/// none is, the login is refused with 429.
+pub const LOGIN_SUSPECTS: usize = 10_000;
+/// Credentials with an expression for the common name, each tried at a TLS client's CONNECT. More:
+/// refused.
+pub const CN_EXPRESSIONS: usize = 1024;
+/// Entries of one page of a REST list. More: 400.
+pub const PAGE_ENTRIES: usize = 1000;
+/// How far into a sorted REST list a page may reach. Further: 400; a filter makes it shorter.
+pub const PAGE_REACH: usize = 100_000;
+/// REST lists made at once. More wait.
+pub const LISTS_AT_ONCE: usize = 2;
 
 /// The sum of the table above.
 pub const CONNECTION_WORST_CASE_BYTES: usize = DEFAULT_READ_AHEAD_BYTES

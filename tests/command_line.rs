@@ -19,7 +19,9 @@ fn sluice(folder: &Path) -> Command {
         .env("HTTP_BIND_ADDRESS", "127.0.0.1")
         .env("HTTP_BIND_PORT", "0")
         .env("LISTENER_TCP_BIND_ADDRESS", "127.0.0.1")
-        .env("LISTENER_TCP_BIND_PORT", "0");
+        .env("LISTENER_TCP_BIND_PORT", "0")
+        .env("LISTENER_WS_BIND_ADDRESS", "127.0.0.1")
+        .env("LISTENER_WS_BIND_PORT", "0");
     command
 }
 

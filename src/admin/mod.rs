@@ -1,14 +1,24 @@
 //! Room 6: the HTTP door for operators: `/actuator/health`, `/actuator/info`,
-//! `/actuator/prometheus`.
+//! `/actuator/prometheus`, open to all, and the administration under `/api`, behind a login.
 //!
-//! What comes in: HTTP requests, and a [`HealthSource`] that the broker gives. What goes out:
-//! small replies made from snapshots. The broker binds it last and stops it last, so that health
-//! can be read while the node drains. Never: a lock held while a reply is written, a body larger
-//! than its bound, more connections than their bound, state of its own.
+//! What comes in: HTTP requests, a [`HealthSource`] that the broker gives, the handles of security
+//! and sessions. What goes out: small replies made from snapshots. The broker binds it last and
+//! stops it last, so that health can be read while the node drains. Never: a lock held while a
+//! reply is written, a body larger than its bound, more connections than their bound, state of
+//! its own.
 
+mod access;
+mod api;
+mod auth;
+mod clients;
 mod config;
 mod connection;
+mod credentials;
+mod error;
 mod health;
+mod page;
+mod refused;
+mod retained;
 mod routes;
 
 #[cfg(test)]
@@ -20,10 +30,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::DefaultBodyLimit;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use crate::limits;
+use crate::security::Security;
+use crate::session::Sessions;
+
+use api::{Api, blocking};
 
 pub use config::Config;
 pub use health::{Component, HealthSource, disk};
@@ -34,6 +49,13 @@ pub struct Info {
     pub node_id: Arc<str>,
     /// The storage profile's name.
     pub storage: &'static str,
+}
+
+/// What the administration works on; without it, only the actuator is there.
+#[derive(Debug)]
+pub struct Managed {
+    pub security: Arc<Security>,
+    pub sessions: Sessions,
 }
 
 /// Why the door could not open.
@@ -57,11 +79,17 @@ impl Admin {
         config: &Config,
         info: Info,
         health: Arc<dyn HealthSource>,
+        managed: Option<Managed>,
     ) -> Result<Admin, BindError> {
         let failed = |fault| BindError { address: config.bind, fault };
         let listener = TcpListener::bind(config.bind).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Admin { listener, address, router: routes::router(config, info, health) })
+        let mut router = routes::router(config, info, health);
+        if let Some(Managed { security, sessions }) = managed {
+            router = router.merge(api::router(security, sessions));
+        }
+        let router = router.layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES));
+        Ok(Admin { listener, address, router })
     }
 
     /// Where it listens: the port is known even when any was asked for.
@@ -80,7 +108,8 @@ impl Admin {
             }
         };
         let listener = connection::Bounded::new(self.listener, limits::ADMIN_CONNECTIONS);
-        let serve = axum::serve(listener, self.router).with_graceful_shutdown(signal);
+        let service = self.router.into_make_service_with_connect_info::<connection::PeerAddress>();
+        let serve = axum::serve(listener, service).with_graceful_shutdown(signal);
         let too_long = async {
             stopping.notified().await;
             tokio::time::sleep(Duration::from_millis(limits::ADMIN_STOP_MS)).await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -10,7 +10,6 @@ use axum::{Json, Router};
 use serde_json::{Map, Value, json};
 
 use super::{Component, Config, HealthSource, Info};
-use crate::limits;
 use crate::telemetry::metrics;
 
 #[derive(Clone)]
@@ -31,7 +30,7 @@ pub(super) fn router(config: &Config, info: Info, source: Arc<dyn HealthSource>)
     if config.prometheus {
         router = router.route("/actuator/prometheus", get(prometheus_reply));
     }
-    router.layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES))
+    router
 }
 
 async fn health_reply(State(health): State<Health>) -> Response {

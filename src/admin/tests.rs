@@ -42,7 +42,7 @@ struct Door {
 async fn open(config: Config) -> Door {
     let health = Arc::new(Said(Mutex::new(vec![Component::up("storage")])));
     let info = Info { node_id: "node-1".into(), storage: "embedded" };
-    let admin = Admin::bind(&config, info, health.clone()).await.unwrap();
+    let admin = Admin::bind(&config, info, health.clone(), None).await.unwrap();
     let address = admin.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
     let task = task::spawn(
@@ -123,7 +123,7 @@ async fn a_taken_port_is_named_with_its_settings() {
     let door = open(config()).await;
     let info = Info { node_id: "node-2".into(), storage: "embedded" };
     let taken = Config { bind: door.address, ..config() };
-    let fault = Admin::bind(&taken, info, door.health.clone()).await.unwrap_err().to_string();
+    let fault = Admin::bind(&taken, info, door.health.clone(), None).await.unwrap_err().to_string();
     assert!(fault.contains(&door.address.to_string()) && fault.contains("server.port"), "{fault}");
 }
 

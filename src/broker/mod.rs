@@ -1,6 +1,7 @@
 //! Room 8: assembly. Builds the stores, spawns the tasks, hands out the handles, and stops them in
 //! order: the only place that names a concrete backend (invariant 9).
 
+mod access;
 mod health;
 mod node;
 mod storage;
@@ -13,10 +14,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Info};
+use crate::admin::{Admin, Info, Managed};
 use crate::config::Config;
-use crate::listener::Tcp;
-use crate::telemetry::{self, task};
+use crate::listener::Listeners;
+use crate::telemetry::{self, Door, task};
 
 pub use node::{Loaded, Node};
 
@@ -47,19 +48,19 @@ impl Broker {
         let stats = stats.map(|period| task::spawn("stats", telemetry::print_stats(period)));
         let health = health::Health::new(&config, log);
         let info = Info { node_id: Arc::clone(&config.service.id), storage: backend.name() };
-        let admin = Admin::bind(&config.admin, info, Arc::new(health.clone())).await?;
+        access::prepare(&node, &config).await?;
+        let managed = Managed { security: Arc::clone(node.security()), sessions: node.sessions() };
+        let source = Arc::new(health.clone());
+        let admin = Admin::bind(&config.admin, info, source, Some(managed)).await?;
         let http = admin.local_addr();
-        let (mut listeners, mut mqtt) = (Vec::new(), None);
-        if let Some(tcp) = &config.listener.tcp {
-            let listener = Tcp::bind(&config.listener, tcp)?;
-            mqtt = Some(listener.local_addr()?);
-            listeners.push(task::spawn("listener", listener.accept_loop(node.sessions())));
-        }
+        let bound = Listeners::bind(&config.listener)?;
+        let (mqtt, places) = (bound.address(Door::Tcp), bound.places());
+        let listeners = bound.start(&node.sessions());
         health.set_listening(true);
         let (stop_admin, stopped) = oneshot::channel::<()>();
         let admin = task::spawn("admin", admin.run(async move { drop(stopped.await) }));
-        if let Some(address) = mqtt {
-            tracing::info!(%address, "mqtt listener on {address}");
+        for (door, place) in places {
+            tracing::info!(listener = door.text(), "mqtt listener on {place}");
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;

@@ -10,6 +10,7 @@ use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::security::Security;
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};
 use crate::telemetry::task;
@@ -21,6 +22,7 @@ const WILL_GRACE: Duration = Duration::from_secs(10);
 /// A node that knows what is stored; nothing of it runs yet.
 pub struct Loaded {
     sessions: Sessions,
+    security: Arc<Security>,
     parts: Parts,
     log: Arc<dyn PublishLog>,
     committed: Committed,
@@ -37,6 +39,7 @@ impl std::fmt::Debug for Loaded {
 #[derive(Debug)]
 pub struct Node {
     sessions: Sessions,
+    security: Arc<Security>,
     slots: Arc<Slots>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -46,13 +49,21 @@ impl Node {
     pub fn load(config: &Config, stores: &Stores) -> Result<Loaded, Fault> {
         let (committed, consumer) = stores.log.consumer(0);
         let parts = parts(config, stores, &committed)?;
-        let sessions = Sessions::new(handles(config, stores, &parts));
+        let security = Security::new(config.security.clone(), Arc::clone(&stores.tables))?;
+        security.load()?;
+        let sessions = Sessions::new(handles(config, stores, &parts, &security));
         sessions.load(WILL_GRACE)?;
-        Ok(Loaded { sessions, parts, log: Arc::clone(&stores.log), committed, consumer })
+        let log = Arc::clone(&stores.log);
+        Ok(Loaded { sessions, security, parts, log, committed, consumer })
     }
 
     pub fn sessions(&self) -> Sessions {
         self.sessions.clone()
+    }
+
+    /// Who may come in, and who administers.
+    pub fn security(&self) -> &Arc<Security> {
+        &self.security
     }
 
     /// Who can receive here, for whoever looks at their outboxes.
@@ -80,7 +91,7 @@ impl Loaded {
     /// Starts everything. What the last run left in the log is routed again before this returns,
     /// so that it is in force before a client can come.
     pub async fn start(self) -> Node {
-        let Loaded { sessions, parts, log, committed, consumer } = self;
+        let Loaded { sessions, security, parts, log, committed, consumer } = self;
         let (slots, progress) = (Arc::clone(&parts.slots), Arc::clone(&parts.progress));
         let replayed = log.end(0).offset;
         let mut tasks =
@@ -90,7 +101,8 @@ impl Loaded {
         }
         sessions.adopt_open_ids().await;
         tasks.extend(sessions.start());
-        Node { sessions, slots, tasks }
+        tasks.push(task::spawn("security", Arc::clone(&security).run()));
+        Node { sessions, security, slots, tasks }
     }
 }
 
@@ -113,7 +125,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
     })
 }
 
-fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
+fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Security>) -> Handles {
     Handles {
         config: config.session.clone(),
         delivery: Arc::new(config.delivery.clone()),
@@ -126,6 +138,7 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts) -> Handles {
         retained: Arc::clone(&parts.retained),
         judge: Arc::clone(&parts.judge),
         progress: Arc::clone(&parts.progress),
+        security: Arc::clone(security),
         retained_expiry_period: config.routing.retained_expiry_period,
     }
 }

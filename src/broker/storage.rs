@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use super::Fault;
 use crate::config::Config;
 use crate::limits::BATCH_BYTES;
+use crate::listener;
 use crate::storage::{
     Embedded, EmbeddedSettings, Kafka, KafkaSettings, Profile, Redis, StorageError, Stores,
     SyncMode,
@@ -95,4 +96,10 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
         bucket: redis.bucket(),
     };
     Ok((Backend::Cluster(kafka, Mutex::new(Some(redis))), stores))
+}
+
+fn largest_packet(listener: &listener::Config) -> usize {
+    let doors = [&listener.tcp, &listener.ssl, &listener.ws, &listener.wss];
+    let packets = doors.into_iter().flatten().map(|door| door.max_packet_bytes);
+    packets.chain(listener.unix.iter().map(|unix| unix.max_packet_bytes)).max().unwrap_or(0)
 }

@@ -23,19 +23,28 @@ const KEYS: &[(&str, Why)] = &[
     ("jedis.", Why::Never),
     ("lettuce.", Why::Never),
     ("listener.leak_detector_level", Why::Never),
-    ("listener.proxy_enabled", Why::NotYet),
-    ("listener.ssl.", Why::NotYet),
+    ("listener.ssl.config.credentials.keystore.", Why::Never),
+    ("listener.ssl.netty.boss_group_thread_count", Why::Never),
+    ("listener.ssl.netty.leak_detector_level", Why::Never),
+    ("listener.ssl.netty.shutdown_quiet_period", Why::Never),
+    ("listener.ssl.netty.worker_group_thread_count", Why::Never),
     ("listener.tcp.netty.boss_group_thread_count", Why::Never),
     ("listener.tcp.netty.leak_detector_level", Why::Never),
     ("listener.tcp.netty.shutdown_quiet_period", Why::Never),
     ("listener.tcp.netty.worker_group_thread_count", Why::Never),
-    ("listener.tcp.proxy_enabled", Why::NotYet),
-    ("listener.ws.", Why::NotYet),
-    ("listener.wss.", Why::NotYet),
+    ("listener.ws.netty.boss_group_thread_count", Why::Never),
+    ("listener.ws.netty.leak_detector_level", Why::Never),
+    ("listener.ws.netty.shutdown_quiet_period", Why::Never),
+    ("listener.ws.netty.worker_group_thread_count", Why::Never),
+    ("listener.wss.netty.boss_group_thread_count", Why::Never),
+    ("listener.wss.netty.leak_detector_level", Why::Never),
+    ("listener.wss.netty.shutdown_quiet_period", Why::Never),
+    ("listener.wss.netty.worker_group_thread_count", Why::Never),
+    ("listener.wss.config.credentials.keystore.", Why::Never),
     ("logging.", Why::Never),
     ("management.", Why::Never),
     ("mqtt.application-clients-limit", Why::NotYet),
-    ("mqtt.blocked-client.", Why::NotYet),
+    ("mqtt.blocked-client.", Why::Never),
     ("mqtt.buffered-delivery.", Why::Never),
     ("mqtt.buffered-msg-count", Why::Never),
     ("mqtt.client-session-expiry.cron", Why::Never),
@@ -80,7 +89,7 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.persisted-downlink-msg.", Why::Never),
     ("queue.retained-msg.", Why::Never),
     ("redis.", Why::Never),
-    ("security.", Why::NotYet),
+    ("security.", Why::Never),
     ("server.forward_headers_strategy", Why::Never),
     ("server.http2.", Why::Never),
     ("server.log_controller_error_stack_trace", Why::Never),
@@ -96,13 +105,23 @@ const KEYS: &[(&str, Why)] = &[
 
 /// Switches that an operator turns on and then relies on: (key, variable, what "off" looks like).
 pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[
-    ("listener.proxy_enabled", "MQTT_PROXY_PROTOCOL_ENABLED", OFF),
-    ("listener.ssl.enabled", "LISTENER_SSL_ENABLED", OFF),
-    ("listener.tcp.proxy_enabled", "MQTT_TCP_PROXY_PROTOCOL_ENABLED", OFF),
-    ("listener.wss.enabled", "LISTENER_WSS_ENABLED", OFF),
     ("mqtt.application-clients-limit", "MQTT_APPLICATION_CLIENTS_LIMIT", &["", "0"]),
     ("server.ssl.enabled", "SSL_ENABLED", OFF),
 ];
+/// Keys whose values are shown to nobody.
+pub(super) const SECRETS: &[&str] = &[
+    "queue.kafka.admin.config",
+    "queue.kafka.default.config",
+    "queue.kafka.default.consumer.config",
+    "queue.kafka.default.producer.config",
+    "redis.password",
+    "redis.sentinel.password",
+    "security.admin.password",
+    "security.jwt.tokenSigningKey",
+    "security.mqtt.jwt.secret",
+];
+/// What is shown instead.
+pub(super) const SECRET: &str = "(secret)";
 const OFF: &[&str] = &["", "false"];
 
 /// Keys that are read and checked, while what they ask for comes with a later version: (key, its

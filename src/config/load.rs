@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::fault::{Fault, Faults, Origin};
-use super::foreign::{self, NOT_ENFORCED, SWITCHES, Why};
+use super::foreign::{self, NOT_ENFORCED, SECRET, SECRETS, SWITCHES, Why};
 use super::placeholder::{Env, resolve, variable};
 use super::reader::{Given, Reader};
 use super::tree::{self, Leaf};
@@ -153,7 +153,7 @@ impl Gathered {
                 Err(fault) => {
                     self.faults.push(Fault::BadValue {
                         key: key.clone(),
-                        value: raw,
+                        value: shown(key, raw),
                         wanted: format!("a value that can be resolved: {fault}"),
                         origin: from.clone(),
                     });
@@ -214,9 +214,7 @@ impl Gathered {
         let changed = self.values.into_iter().filter(|(_, given)| given.text != given.built_in);
         let changed = changed
             .map(|(key, given)| {
-                // What is printed is copied into tickets.
-                let hidden = key.to_ascii_lowercase().ends_with("password");
-                let value = if hidden { "(hidden)".to_owned() } else { given.text };
+                let value = shown(&key, given.text);
                 Changed { key, value, origin: given.origin }
             })
             .collect();
@@ -236,7 +234,12 @@ fn overruled(
     let name = variable(built_in_raw)?;
     let value = env(name)?;
     (variable(raw).is_none() && value != raw).then(|| {
-        let path = path.display();
+        let (path, raw) = (path.display(), shown(key, raw.to_owned()));
         format!("{name} is set, but {path} gives {key} the fixed value {raw:?}, which holds")
     })
+}
+
+/// A value as it may be shown.
+pub(super) fn shown(key: &str, value: String) -> String {
+    if SECRETS.contains(&key) { SECRET.to_owned() } else { value }
 }

@@ -5,6 +5,7 @@
 //! values; or every fault at once. `main` calls it, once. Never: a default written a second time
 //! (they stand in `config/sluice.yml`, which is built in), a fault reported alone.
 
+mod doors;
 mod fault;
 mod foreign;
 mod kafka;
@@ -13,6 +14,7 @@ mod placeholder;
 mod reader;
 mod redis;
 mod rooms;
+mod security;
 mod tree;
 
 #[cfg(test)]
@@ -32,6 +34,7 @@ pub use placeholder::Env;
 pub struct Config {
     pub service: ServiceConfig,
     pub listener: crate::listener::Config,
+    pub security: crate::security::Config,
     pub session: crate::session::Config,
     pub routing: crate::routing::Config,
     pub delivery: crate::delivery::Config,

@@ -4,8 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 
 use super::fault::{Fault, Origin};
+use super::load::shown;
 use crate::telemetry::RateWindows;
 
 /// One key's text.
@@ -41,7 +46,8 @@ impl<'a> Reader<'a> {
         self.values.get(key).expect("every key that is read stands in config/sluice.yml")
     }
 
-    fn read<T>(
+    /// A value of its own form: `parse` gives `None` for a text that is not of it.
+    pub(super) fn read<T>(
         &mut self,
         key: &'static str,
         form: String,
@@ -52,7 +58,7 @@ impl<'a> Reader<'a> {
             self.bad.insert(key);
             self.faults.push(Fault::BadValue {
                 key: key.to_owned(),
-                value: given.text.clone(),
+                value: shown(key, given.text.clone()),
                 wanted: form.clone(),
                 origin: given.origin.clone(),
             });
@@ -120,6 +126,38 @@ impl<'a> Reader<'a> {
         self.read(key, "text".into(), |text| Some((!text.is_empty()).then_some(text)))
     }
 
+    /// What nobody is shown; `None` when empty.
+    pub(super) fn secret(&mut self, key: &'static str) -> Option<&'a str> {
+        self.read(key, "secret".into(), |text| Some((!text.is_empty()).then_some(text)))
+    }
+
+    /// As `secret`, made of base64.
+    pub(super) fn secret_bytes(&mut self, key: &'static str, least: usize) -> Option<Vec<u8>> {
+        self.read(key, "secret".into(), |text| {
+            if text.is_empty() {
+                return Some(None);
+            }
+            let bytes = STANDARD.decode(text).ok()?;
+            (bytes.len() >= least).then_some(Some(bytes))
+        })
+    }
+
+    /// Names out of `known`, each at most once; their numbers in the order in which they stand.
+    pub(super) fn order(&mut self, key: &'static str, known: &[&str]) -> Vec<usize> {
+        let form = format!("names out of {} in their order", known.join(", "));
+        self.read(key, form, |text| {
+            let mut order = Vec::new();
+            for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+                let number = known.iter().position(|known| known.eq_ignore_ascii_case(name))?;
+                if order.contains(&number) {
+                    return None;
+                }
+                order.push(number);
+            }
+            Some(order)
+        })
+    }
+
     pub(super) fn folder(&mut self, key: &'static str) -> &'a str {
         self.read(key, "folder".into(), |text| (!text.is_empty()).then_some(text))
     }
@@ -143,6 +181,18 @@ impl<'a> Reader<'a> {
     pub(super) fn key_prefix(&mut self, key: &'static str) -> &'a str {
         let fits = |text: &str| text.len() <= 200 && !text.contains(['{', '}']);
         self.read(key, "text without braces".into(), |text| fits(text).then_some(text))
+    }
+
+    pub(super) fn file(&mut self, key: &'static str) -> PathBuf {
+        self.read(key, "file".into(), |text| (!text.is_empty()).then(|| text.into()))
+    }
+
+    /// Names, parted by commas; any are taken.
+    pub(super) fn list(&mut self, key: &'static str) -> Vec<String> {
+        self.read(key, "names".into(), |text| {
+            let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+            Some(names.map(str::to_owned).collect())
+        })
     }
 
     pub(super) fn address(&mut self, key: &'static str) -> IpAddr {
@@ -214,6 +264,10 @@ impl<'a> Reader<'a> {
         })
     }
 
+    pub(super) fn fault(&mut self, text: String) {
+        self.faults.push(Fault::Contradiction(text));
+    }
+
     /// Notes that values contradict each other, unless one of them is faulty itself.
     pub(super) fn contradiction(&mut self, keys: &[&'static str], text: &str) {
         if keys.iter().any(|key| self.bad.contains(key)) {
@@ -221,7 +275,7 @@ impl<'a> Reader<'a> {
         }
         let values = keys.iter().map(|key| {
             let given = self.given(key);
-            format!("{key} = {:?} (from {})", given.text, given.origin)
+            format!("{key} = {:?} (from {})", shown(key, given.text.clone()), given.origin)
         });
         let values = values.collect::<Vec<String>>().join(", ");
         self.faults.push(Fault::Contradiction(format!("{values}: {text}")));

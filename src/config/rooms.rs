@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reader::Reader;
-use super::{Config, ServiceConfig, kafka};
+use super::{Config, ServiceConfig, doors, kafka};
 use crate::limits::KB;
 use crate::session::TotalRate;
 use crate::storage::{EmbeddedConfig, Profile, SyncMode};
 use crate::telemetry::RateWindows;
-use crate::{admin, delivery, limits, listener, routing, session, storage, telemetry};
+use crate::{admin, delivery, limits, routing, session, storage, telemetry};
 
 const U32_MAX: u64 = u32::MAX as u64;
 /// The largest byte count taken: 1 PiB.
@@ -18,14 +18,15 @@ const PIB: u64 = 1 << 50;
 /// Watermarks over this are probably the older document's bytes (OUT-1).
 const LIKELY_BYTES: usize = 16_384;
 /// An MQTT packet can't be larger: four length bytes, and the fixed header.
-const PACKET_MAX: u64 = 268_435_460;
+pub(super) const PACKET_MAX: u64 = 268_435_460;
 /// What a log record needs beside its packet.
-const RECORD_ROOM: u64 = 64 * 1024;
+pub(super) const RECORD_ROOM: u64 = 64 * 1024;
 
 pub(super) fn read(r: &mut Reader<'_>) -> Config {
     let config = Config {
         service: service(r),
-        listener: listener(r),
+        listener: doors::read(r),
+        security: super::security::read(r),
         session: session(r),
         routing: routing(r),
         delivery: delivery(r),
@@ -37,11 +38,11 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
     config
 }
 
-fn millis(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Duration {
+pub(super) fn millis(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Duration {
     Duration::from_millis(r.number(key, "ms", least..=most))
 }
 
-fn seconds(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Duration {
+pub(super) fn seconds(r: &mut Reader<'_>, key: &'static str, least: u64, most: u64) -> Duration {
     Duration::from_secs(r.number(key, "s", least..=most))
 }
 
@@ -61,29 +62,8 @@ fn host_name() -> Arc<str> {
     }
 }
 
-fn listener(r: &mut Reader<'_>) -> listener::Config {
-    let enabled = r.flag("listener.tcp.enabled");
-    let address = r.address("listener.tcp.bind_address");
-    let tcp = listener::TcpConfig {
-        bind: SocketAddr::new(address, r.short("listener.tcp.bind_port", "port", 0)),
-        max_packet_bytes: r.size("listener.tcp.netty.max_payload_size", "bytes", 128..=PACKET_MAX),
-        so_keep_alive: r.flag("listener.tcp.netty.so_keep_alive"),
-        shutdown_timeout: seconds(r, "listener.tcp.netty.shutdown_timeout", 0, 600),
-    };
-    let mut buffer = |key| r.limit(key, "KB", 1_048_576).map(|kb| kb as usize * KB);
-    listener::Config {
-        tcp: enabled.then_some(tcp),
-        so_receive_buffer_bytes: buffer("listener.so_receive_buffer"),
-        so_send_buffer_bytes: buffer("listener.so_send_buffer"),
-        max_connections: r
-            .limit("listener.max_connections", "connections", 10_000_000)
-            .map(|n| n as usize),
-    }
-}
-
 fn session(r: &mut Reader<'_>) -> session::Config {
     session::Config {
-        connect_timeout: millis(r, "mqtt.connect.timeout-ms", 100, 600_000),
         claim_timeout: millis(r, "mqtt.connect.claim-timeout-ms", 1, 600_000),
         pre_connect_packets: r.short("mqtt.pre-connect-queue.max-size", "packets", 0).into(),
         read_ahead_messages: r.size("listener.read_ahead", "messages", 1..=1_000_000),
@@ -262,23 +242,15 @@ fn relations(r: &mut Reader<'_>, config: &Config) {
         let budgets = ["listener.read_ahead_bytes", "listener.inbound_budget_bytes"];
         r.contradiction(&budgets, "wanted a node's budget that holds one connection's");
     }
-    let Some(tcp) = &config.listener.tcp else {
-        let text = "wanted true, for there is no other listener in this version";
-        return r.contradiction(&["listener.tcp.enabled"], text);
+    let segment_bytes = match config.storage.profile {
+        Profile::Embedded => config.storage.embedded.segment_bytes,
+        Profile::Cluster => u64::MAX,
     };
-    let packet = tcp.max_packet_bytes;
-    if packet > config.session.inbound_budget_bytes {
-        let sizes = ["listener.tcp.netty.max_payload_size", "listener.inbound_budget_bytes"];
-        r.contradiction(&sizes, "wanted a budget that holds the largest packet");
-    }
-    let embedded = config.storage.profile == Profile::Embedded;
-    if embedded && packet as u64 + RECORD_ROOM > config.storage.embedded.segment_bytes {
-        let sizes = ["listener.tcp.netty.max_payload_size", "storage.embedded.segment-bytes"];
-        r.contradiction(&sizes, "wanted segments at least 65536 bytes larger than a packet");
-    }
-    let (mqtt, http) = (tcp.bind, config.admin.bind);
-    let meet = mqtt.ip() == http.ip() || mqtt.ip().is_unspecified() || http.ip().is_unspecified();
-    if mqtt.port() == http.port() && mqtt.port() != 0 && meet {
-        r.contradiction(&["listener.tcp.bind_port", "server.port"], "wanted two different ports");
-    }
+    doors::relations(
+        r,
+        &config.listener,
+        config.admin.bind,
+        config.session.inbound_budget_bytes,
+        segment_bytes,
+    );
 }

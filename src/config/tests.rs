@@ -43,6 +43,8 @@ fn without_file_and_environment_the_built_in_values_hold() {
     assert_eq!(loaded.warnings, [""; 0]);
     assert_eq!(loaded.changed, []);
     let Config { listener, session, delivery, storage, admin, .. } = loaded.config;
+    assert_eq!(listener.ws.unwrap().bind.to_string(), "0.0.0.0:8084");
+    assert_eq!((listener.ssl, listener.wss, listener.unix), (None, None, None));
     let tcp = listener.tcp.unwrap();
     assert_eq!(tcp.bind.to_string(), "0.0.0.0:1883");
     assert_eq!(tcp.max_packet_bytes, limits::DEFAULT_MAX_PACKET_BYTES);
@@ -54,7 +56,7 @@ fn without_file_and_environment_the_built_in_values_hold() {
     assert_eq!(usize::from(session.receive_maximum), limits::DEFAULT_RECEIVE_MAXIMUM);
     assert_eq!(usize::from(session.topic_alias_max), limits::DEFAULT_TOPIC_ALIASES);
     let ms = Duration::from_millis;
-    assert_eq!(session.connect_timeout, ms(limits::DEFAULT_CONNECT_TIMEOUT_MS));
+    assert_eq!(listener.connect_timeout, ms(limits::DEFAULT_CONNECT_TIMEOUT_MS));
     assert_eq!(session.claim_timeout, ms(limits::DEFAULT_CLAIM_TIMEOUT_MS));
     assert_eq!(session.append_timeout, ms(limits::DEFAULT_APPEND_TIMEOUT_MS));
     assert_eq!(delivery.write_buffer_high_bytes, limits::DEFAULT_WRITE_BUFFER_HIGH_BYTES);
@@ -104,7 +106,7 @@ fn a_tbmq_file_starts_with_one_warning() {
     for key in [
         "redis.pool_config.maxIdle",
         "actors.system.throughput",
-        "listener.wss.enabled",
+        "listener.ws.netty.worker_group_thread_count",
         "spring.mvc.cors.mappings.[/api/**].allowed-origin-patterns",
         "sql.ts.batch_size",
         "queue.kafka.default.producer.acks",
@@ -134,17 +136,16 @@ fn a_tbmq_file_starts_with_one_warning() {
     assert_eq!(moved.config.listener.tcp.unwrap().bind.port(), 2883);
 }
 
-/// TLS that was asked for and is not there must not pass for a tuning key.
+/// What was asked for and is not there must not pass for a tuning key.
 #[test]
 fn a_switch_that_has_nothing_behind_it_is_named_first() {
     let head = "settings without effect; switched on, but not in this version: ";
-    let by_file = good("listener:\n  ssl:\n    enabled: true\n", &[]);
+    let by_file = good("server:\n  ssl:\n    enabled: true\n", &[]);
     assert!(by_file.warnings[0].starts_with(head), "{:?}", by_file.warnings);
-    assert!(by_file.warnings[0].contains("listener.ssl.enabled"));
-    let by_env = good("", &[("LISTENER_SSL_ENABLED", "true")]);
-    assert!(by_env.warnings[0].contains("listener.ssl.enabled (LISTENER_SSL_ENABLED)"));
-    assert!(good(TBMQ, &[("SSL_ENABLED", "true")]).warnings[0].contains("server.ssl.enabled (SSL"));
-    assert_eq!(good("", &[("LISTENER_SSL_ENABLED", "false")]).warnings, [""; 0]);
+    assert!(by_file.warnings[0].contains("server.ssl.enabled"));
+    let by_env = good("", &[("SSL_ENABLED", "true")]);
+    assert!(by_env.warnings[0].contains("server.ssl.enabled (SSL_ENABLED)"));
+    assert_eq!(good("", &[("SSL_ENABLED", "false")]).warnings, [""; 0]);
 }
 
 #[test]
@@ -265,7 +266,11 @@ fn a_queue_limit_over_the_packet_ids_stops_the_start() {
 
 #[test]
 fn values_that_contradict_each_other_stop_the_start() {
-    fault("listener.tcp.enabled: false\n", &[], &["listener.tcp.enabled", "no other listener"]);
+    let none = "listener: {tcp: {enabled: false}, ws: {enabled: false}}\n";
+    fault(none, &[], &["listener.tcp.enabled", "wanted a listener"]);
+    good("listener.tcp.enabled: false\n", &[]);
+    fault("listener.ws.bind_port: 1883\n", &[], &["listener.tcp.bind_port", "listener.ws.bind"]);
+    fault("listener.ws.netty.sub_protocols: ''\n", &[], &["listener.ws.netty.sub_protocols"]);
     fault("server.port: 1883\n", &[], &["listener.tcp.bind_port", "server.port"]);
     good("server.port: 0\nlistener.tcp.bind_port: 0\n", &[]);
     let apart = "server: {port: 1883, address: 127.0.0.2}\nlistener.tcp.bind_address: 127.0.0.1\n";

@@ -49,17 +49,15 @@ impl Outbox {
         channel.send_delayed(&self.config);
         channel.ended_exchanges();
         let reservation = channel.reserve_ids();
-        let wake = channel.has_work();
         let queue = channel
             .backlog
             .as_deref()
             .map(|backlog| (backlog.queue.clone(), backlog.incarnation, backlog.sent_below()));
         // A cursor that waits for room needs credit only for copies that are acknowledged.
         let room = channel.marks.is_writable();
-        channel.tell();
         let client = &channel.settings().client_id;
         tracing::trace!(stop = 12, %client, acks = acks.len(), done = done.len(), "acknowledged");
-        drop(channel);
+        self.leave(channel);
         self.reserve(reservation);
         if let Some((queue, incarnation, sent_below)) = queue {
             if !done.is_empty() {
@@ -68,9 +66,6 @@ impl Outbox {
             if !received.is_empty() {
                 self.record_received(&queue, incarnation, &received);
             }
-        }
-        if wake {
-            self.writer.notify_one();
         }
         if room {
             self.room.notify_waiters();
@@ -179,7 +174,6 @@ impl AppendSink for Outbox {
         } else {
             self.recorded(&mut channel, ticket);
         }
-        drop(channel);
-        self.writer.notify_one();
+        self.leave(channel);
     }
 }

@@ -11,6 +11,7 @@ use super::backlog::{Backlog, ID_RUN};
 use super::credit::Credit;
 use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
+use super::socket::Socket;
 use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
 use super::{Config, Outgoing, Settings};
@@ -32,7 +33,6 @@ const REPLAY_GUARD_MAX: usize = 100_000;
 /// non-writable, with a queue ──under low──→ paused (see `Pause`) ──in flight 0──→ flowing
 /// any ──close──→ closing: nothing more is taken, what is buffered leaves ──→ closed
 /// ```
-#[derive(Debug)]
 pub(super) struct Channel {
     settings: Settings,
     pub(super) out: OutBuffer,
@@ -47,6 +47,10 @@ pub(super) struct Channel {
     /// Topics that went out live while a retained cursor is open.
     replay_guard: Option<Box<ReplayGuard>>,
     pub(super) closing: bool,
+    /// For writing without the writer task, which has to leave the socket alone meanwhile: this
+    /// happens under the outbox's lock, and not while the writer has a buffer in hand.
+    pub(super) socket: Option<Arc<dyn Socket>>,
+    pub(super) writing: bool,
     tally: Tally,
 }
 
@@ -81,6 +85,23 @@ pub(super) enum Sent {
     Yes,
     TooLarge,
     Expired,
+    Denied,
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { settings, out, marks, credit, ids, backlog, closing, writing, .. } = self;
+        f.debug_struct("Channel")
+            .field("client", &settings.client_id)
+            .field("out", &out.len())
+            .field("marks", marks)
+            .field("credit", credit)
+            .field("ids", ids)
+            .field("backlog", backlog)
+            .field("closing", closing)
+            .field("writing", writing)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Channel {
@@ -97,6 +118,8 @@ impl Channel {
             backlog: None,
             replay_guard: None,
             closing: false,
+            socket: None,
+            writing: false,
             tally: Tally::default(),
             settings,
         }
@@ -173,6 +196,31 @@ impl Channel {
             && !backlog.pulling
             && self.takes_queued()
             && backlog.can_send()
+    }
+
+    /// Writes what the socket takes at once. What is left, a socket that is full or has failed
+    /// included, is the writer's. `true`: whoever waits for room is to be woken.
+    pub(super) fn write_now(&mut self) -> bool {
+        if self.out.is_empty() || self.writing || self.closing {
+            return false;
+        }
+        let Some(socket) = self.socket.take() else { return false };
+        let mut room = false;
+        while !self.out.is_empty() {
+            let (slices, count) = self.out.slices();
+            let Ok(written @ 1..) = socket.try_write(&slices[..count]) else { break };
+            let (client, bytes) = (&self.settings.client_id, written);
+            tracing::trace!(stop = 11, %client, bytes, "writing at once");
+            self.out.advance(written);
+            metrics::SENT_BYTES.add(written as u64);
+            room |= self.left(written) || self.marks.buffered() == 0;
+        }
+        self.socket = Some(socket);
+        if self.out.is_empty() {
+            metrics::DELIVERY.observe(self.out.age());
+            std::mem::take(&mut self.out).recycle();
+        }
+        room
     }
 
     /// Whether the writer has something to do.
@@ -291,10 +339,13 @@ impl Channel {
         }
     }
 
-    /// Encodes one PUBLISH into the buffer. Checks size and expiry, nothing else; the repeat of a
-    /// QoS 2 message goes out whatever its expiry (QOS-08).
+    /// Encodes one PUBLISH into the buffer. Checks rights, size and expiry, nothing else; the
+    /// repeat of a QoS 2 message goes out whatever its expiry (QOS-08).
     pub(super) fn send(&mut self, copy: &Outgoing<'_>, id: Option<PacketId>, dup: bool) -> Sent {
         let view = copy.batch.view(copy.index);
+        if self.settings.gate.as_ref().is_some_and(|gate| !gate.lets_pass(view.topic)) {
+            return Sent::Denied;
+        }
         let begun = dup && copy.delivery.qos == QoS::ExactlyOnce;
         let expiry_s = match copy.batch.expires_at_ms(copy.index) {
             None => None,
@@ -399,6 +450,7 @@ impl Channel {
             telemetry::dropped(DropReason::SessionEnded, Direction::Outbound, lost as u64);
         }
         self.tally.tell(0, 0);
+        self.socket = None;
         self.delayed = None;
         self.non_writable = None;
         self.replay_guard = None;
@@ -440,6 +492,10 @@ pub(super) fn count_unsent(sent: Sent) {
         }
         Sent::Expired => {
             telemetry::dropped(DropReason::MessageExpired, Direction::Outbound, 1);
+        }
+        Sent::Denied => {
+            metrics::AUTHORIZATION_DELIVER.inc();
+            telemetry::dropped(DropReason::NotAuthorized, Direction::Outbound, 1);
         }
     }
 }

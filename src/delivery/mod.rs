@@ -10,11 +10,13 @@ mod backlog;
 mod channel;
 mod config;
 mod credit;
+mod gate;
 mod out_buffer;
 mod outbox;
 mod packet_ids;
 mod pause;
 mod pull;
+mod socket;
 mod subscriber;
 mod tally;
 mod watermark;
@@ -27,7 +29,9 @@ use std::sync::Arc;
 
 pub use answers::ClientAck;
 pub use config::Config;
+pub use gate::Gate;
 pub use outbox::{AckOut, OpenCursor, Outbox};
+pub use socket::Socket;
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use writer::write;
 
@@ -48,6 +52,8 @@ pub struct Settings {
     pub topic_alias_maximum: u16,
     /// Whether Reason Strings and User Properties may go out on acks (MQTT-3.1.2-29).
     pub problem_information: bool,
+    /// What may be sent to the client; `None`: everything.
+    pub gate: Option<Gate>,
 }
 
 /// One copy on its way to one client.

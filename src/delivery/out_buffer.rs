@@ -1,6 +1,7 @@
 //! Bytes on their way to one socket: small frames copied one behind the other, large payloads
 //! shared with the batch they came in.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::time::Duration;
@@ -12,6 +13,13 @@ use tokio::time::Instant;
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Above it a payload is shared instead of copied (measured: copying wins up to about 1 KiB).
 pub(super) const SHARE_FROM_BYTES: usize = 1024;
+/// Buffers that a thread keeps for those it begins next; of those beyond, the memory goes.
+const SPARE_MAX: usize = 8;
+
+thread_local! {
+    static SPARE: RefCell<Vec<VecDeque<Chunk>>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Slices handed to one vectored write.
 const SLICES_MAX: usize = 32;
 
@@ -53,9 +61,36 @@ impl OutBuffer {
         self.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// Keeps its memory for the next buffer that this thread begins: an idle connection holds
+    /// none, and a busy one allocates none.
+    pub(super) fn recycle(mut self) {
+        self.chunks.truncate(1);
+        let Some(Chunk::Copied { bytes, sent }) = self.chunks.front_mut() else { return };
+        if bytes.capacity() > 2 * CHUNK_BYTES {
+            return;
+        }
+        bytes.clear();
+        *sent = 0;
+        SPARE.with_borrow_mut(|spare| {
+            if spare.len() < SPARE_MAX {
+                spare.push(self.chunks);
+            }
+        });
+    }
+
+    /// Something is about to come in.
+    fn begin(&mut self) {
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
+            if let Some(chunks) = SPARE.with_borrow_mut(Vec::pop) {
+                self.chunks = chunks;
+            }
+        }
+    }
+
     /// Appends what `encode` writes; gives back its length.
     pub(super) fn push_with<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
-        self.since.get_or_insert_with(Instant::now);
+        self.begin();
         let open = match self.chunks.back() {
             Some(Chunk::Copied { bytes, .. }) => bytes.len() < CHUNK_BYTES,
             Some(Chunk::Shared(_)) | None => false,
@@ -75,7 +110,7 @@ impl OutBuffer {
 
     /// Appends bytes without copying them.
     pub(super) fn push_shared(&mut self, bytes: Bytes) {
-        self.since.get_or_insert_with(Instant::now);
+        self.begin();
         self.len += bytes.len();
         self.chunks.push_back(Chunk::Shared(bytes));
     }
@@ -91,13 +126,14 @@ impl OutBuffer {
         (slices, count)
     }
 
-    /// `written` bytes have left.
+    /// `written` bytes have left. The last chunk stays, for `recycle`.
     pub(super) fn advance(&mut self, mut written: usize) {
         self.len -= written;
-        while written > 0 {
-            let Some(chunk) = self.chunks.front_mut() else { return };
+        let mut left = self.chunks.len();
+        while let Some(chunk) = self.chunks.front_mut() {
             let here = chunk.rest().len();
-            if here <= written {
+            left -= 1;
+            if here <= written && left > 0 {
                 written -= here;
                 self.chunks.pop_front();
                 continue;

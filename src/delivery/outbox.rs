@@ -3,13 +3,13 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::answers::Receiving;
 use super::backlog::Backlog;
 use super::channel::Channel;
-use super::{Config, Outgoing, Settings};
+use super::{Config, Outgoing, Settings, Socket};
 use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{DeviceQueues, QueueKey, QueueState};
@@ -87,18 +87,36 @@ impl Outbox {
         self.writer.notify_one();
     }
 
-    /// Offers copies that come from no queue: one lock, one wake-up.
-    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>) {
+    /// From here on, what the socket takes at once needs no writer task.
+    pub fn write_by(&self, socket: Arc<dyn Socket>) {
         let mut channel = self.channel.lock();
-        for copy in copies {
-            channel.offer(&copy, &self.config);
+        if !channel.closing {
+            channel.socket = Some(socket);
         }
-        let wake = !channel.out.is_empty();
+    }
+
+    /// Ends what was done under one lock: writes what fits, and wakes the writer for the rest.
+    pub(super) fn leave(&self, mut channel: MutexGuard<'_, Channel>) {
+        let room = channel.write_now();
+        // A pause that has begun is ended by the writer's look at it.
+        let wake = channel.has_work() || room && channel.pause_due().is_some();
         channel.tell();
         drop(channel);
         if wake {
             self.writer.notify_one();
         }
+        if room {
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Offers copies that come from no queue: one lock, one write or wake-up.
+    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>) {
+        let mut channel = self.channel.lock();
+        for copy in copies {
+            channel.offer(&copy, &self.config);
+        }
+        self.leave(channel);
     }
 
     /// Acknowledgements to this client as a publisher, under one lock.
@@ -113,8 +131,7 @@ impl Outbox {
                 codec::encode_ack(ack.kind, ack.id, ack.reason, version, out);
             }
         });
-        drop(channel);
-        self.writer.notify_one();
+        self.leave(channel);
     }
 
     /// A control packet. Over the client's Maximum Packet Size, its Reason String and User
@@ -125,10 +142,8 @@ impl Outbox {
             return;
         }
         let fits = Self::encode_control(&mut channel, packet);
-        drop(channel);
-        if fits {
-            self.writer.notify_one();
-        } else {
+        self.leave(channel);
+        if !fits {
             // MQTT-3.1.2-24: what can't be made small enough is not sent; the client would wait
             // for it for ever, so the connection ends.
             self.close(None);
@@ -167,9 +182,7 @@ impl Outbox {
             return false;
         }
         channel.send_now(copy);
-        channel.tell();
-        drop(channel);
-        self.writer.notify_one();
+        self.leave(channel);
         true
     }
 

@@ -70,13 +70,8 @@ impl Outbox {
             }
         }
         let reservation = channel.reserve_ids();
-        let wake = channel.has_work();
-        channel.tell();
-        drop(channel);
+        self.leave(channel);
         self.reserve(reservation);
-        if wake {
-            self.writer.notify_one();
-        }
     }
 
     /// A queued message that will never be sent: it leaves the queue as if acknowledged.
@@ -99,7 +94,8 @@ impl Outbox {
 
     pub(super) fn work(&self) -> Work {
         let mut channel = self.channel.lock();
-        if !channel.out.is_empty() {
+        channel.writing = !channel.out.is_empty();
+        if channel.writing {
             return Work::Write(std::mem::take(&mut channel.out));
         }
         if channel.closing {

@@ -41,6 +41,7 @@ fn settings(receive_maximum: u16) -> Settings {
         maximum_packet_size: None,
         topic_alias_maximum: 0,
         problem_information: true,
+        gate: None,
     }
 }
 

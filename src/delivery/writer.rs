@@ -85,8 +85,12 @@ async fn write_all(
     tracing::trace!(stop = 11, client = %client(), bytes = buffer.len(), "writing");
     // However slowly the peer takes what is left, a closing connection ends.
     let mut end = None;
-    while !buffer.is_empty() {
+    loop {
         let write = poll_fn(|cx| {
+            if buffer.is_empty() {
+                // What the transport holds back, a TLS record say, belongs to this write.
+                return Pin::new(&mut *io).poll_flush(cx).map_ok(|()| 0);
+            }
             let (slices, count) = buffer.slices();
             Pin::new(&mut *io).poll_write_vectored(cx, &slices[..count])
         });
@@ -101,6 +105,9 @@ async fn write_all(
                 () = outbox.writer.notified() => continue,
             }
         };
+        if buffer.is_empty() {
+            break;
+        }
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -108,5 +115,6 @@ async fn write_all(
         outbox.left(written);
     }
     metrics::DELIVERY.observe(buffer.age());
+    buffer.recycle();
     Ok(())
 }

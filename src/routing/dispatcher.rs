@@ -133,7 +133,7 @@ pub async fn run(
 /// The items of a batch, cut where messages and copies addressed to one queue follow each other: a
 /// queue takes entries in the order of their sources only, and what comes behind a later one is
 /// taken for a replay.
-fn stretches(batch: &LogBatch) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn stretches(batch: &LogBatch) -> impl Iterator<Item = Range<usize>> {
     let direct = |item: &(Position, LogItem)| matches!(item.1, LogItem::Direct { .. });
     let mut from = 0;
     batch.items.chunk_by(move |a, b| direct(a) == direct(b)).map(move |stretch| {
@@ -144,7 +144,7 @@ fn stretches(batch: &LogBatch) -> impl Iterator<Item = Range<usize>> {
 
 impl Parts {
     /// Matches every message of the stretch, and sorts the copies by recipient.
-    fn collect(
+    pub(super) fn collect(
         &self,
         batch: &LogBatch,
         stretch: Range<usize>,
@@ -274,7 +274,7 @@ impl Parts {
     }
 
     /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
-    async fn hand_over(
+    pub(super) async fn hand_over(
         &self,
         batch: &LogBatch,
         stretch: Range<usize>,

@@ -1,14 +1,22 @@
 //! The dispatcher over storage in memory.
 
+use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tikv_jemalloc_ctl::thread;
+
+use super::decisions::Decisions;
+use super::dispatcher::stretches;
+use super::runs::Runs;
 use super::{Judge, Parts, Progress, RetainedTable, SubscriptionRow, Subscriptions, Turn, run};
-use crate::delivery::{SlotView, Slots};
-use crate::mqtt::{ClientId, Delivery, QoS, SubscriptionOptions, TopicFilter};
+use crate::delivery::{self, Outbox, SlotView, Slots, Socket};
+use crate::mqtt::{ClientId, Delivery, ProtocolVersion, QoS, SubscriptionOptions, TopicFilter};
 use crate::storage::{
-    AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind, Memory,
-    MemoryConfig, MessageRef, MessageView, Position, Publisher, QueueKey, Row, Stores, Table,
+    AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind,
+    LogBatch, LogItem, Memory, MemoryConfig, MessageRef, MessageView, Position, Publisher,
+    QueueKey, Row, Stores, Table,
 };
 use crate::telemetry::task;
 
@@ -47,27 +55,71 @@ fn append_direct(stores: &Stores, queue: &QueueKey, payload: &str) {
     stores.log.append_direct(to, 1, batch(payload), copies, sink, 0);
 }
 
+fn parts(stores: &Stores, retained: RetainedTable) -> Parts {
+    let slots = Arc::new(Slots::default());
+    Parts {
+        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+        slots,
+        retained: Arc::new(retained),
+        judge: Arc::new(Judge::default()),
+        log: Arc::clone(&stores.log),
+        queues: Arc::clone(&stores.queues),
+        progress: Arc::new(Progress::default()),
+        turn: Turn::NextConnected,
+        no_ids: Arc::from([]),
+    }
+}
+
+fn subscribe(subscriptions: &Subscriptions, client_id: &ClientId, filter: &str, qos: QoS) {
+    let filter = TopicFilter::new(filter).expect("a good filter");
+    let options = SubscriptionOptions::v3(qos);
+    let row = SubscriptionRow { options, incarnation: 1, since: Some(0) };
+    let key = SubscriptionRow::key(client_id, &filter);
+    let row = Row { table: Table::Subscriptions, key, value: Some(row.encode()) };
+    subscriptions.apply(Position::default(), &row);
+}
+
+fn settings(client_id: &ClientId) -> delivery::Settings {
+    delivery::Settings {
+        client_id: client_id.clone(),
+        version: ProtocolVersion::V311,
+        receive_maximum: 10,
+        maximum_packet_size: None,
+        topic_alias_maximum: 0,
+        problem_information: true,
+        gate: None,
+    }
+}
+
+fn delivery_config() -> delivery::Config {
+    delivery::Config {
+        write_buffer_high_bytes: 64 << 10,
+        write_buffer_low_bytes: 32 << 10,
+        v3_receive_maximum: 10,
+        delayed_messages: 0,
+        delayed_ttl: Duration::ZERO,
+        topic_alias_max: 0,
+        topic_alias_min_bytes: 0,
+        outgoing_rate: None,
+    }
+}
+
 /// INV-2: a batch with copies for one queue between its messages fills the queue in the order of
 /// the log; nothing is taken for a replay because something behind it came first.
 #[tokio::test(start_paused = true)]
 async fn retained_copies_and_messages_keep_the_order_of_the_log() {
     let memory = Memory::new(MemoryConfig { seed: 3, ..MemoryConfig::default() });
     let stores = memory.stores();
-    let (slots, client_id) = (Arc::new(Slots::default()), ClientId::new("c"));
-    let view = SlotView { incarnation: 1, persistent: true, outbox: None };
-    slots.ensure(&client_id).set(view);
+    let client_id = ClientId::new("c");
     let queue = QueueKey::Client(client_id.clone());
     stores.queues.open(&queue, 1).await.expect("a healthy backend opens");
-    let subscriptions = Arc::new(Subscriptions::new(Arc::clone(&slots)));
-    let filter = TopicFilter::new("t").expect("a good filter");
-    let options = SubscriptionOptions::v3(QoS::AtLeastOnce);
-    let row = SubscriptionRow { options, incarnation: 1, since: Some(0) };
-    let key = SubscriptionRow::key(&client_id, &filter);
-    let row = Row { table: Table::Subscriptions, key, value: Some(row.encode()) };
-    subscriptions.apply(Position::default(), &row);
     let retained = RetainedTable::new(None, None);
     let value = RetainedTable::row(&MessageRef::new(batch("kept"), 0)).value;
     retained.load(&value.expect("a payload is kept")).expect("it was encoded just now");
+    let parts = parts(&stores, retained);
+    let view = SlotView { incarnation: 1, persistent: true, outbox: None };
+    parts.slots.ensure(&client_id).set(view);
+    subscribe(&parts.subscriptions, &client_id, "t", QoS::AtLeastOnce);
 
     let names = ["1", "2", "kept", "3", "kept", "4"];
     for name in names {
@@ -79,17 +131,6 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
     // All of it waits before the dispatcher starts, so batches hold several items.
     tokio::time::sleep(Duration::from_millis(10)).await;
     let (_, consumer) = stores.log.consumer(0);
-    let parts = Parts {
-        slots,
-        subscriptions,
-        retained: Arc::new(retained),
-        judge: Arc::new(Judge::default()),
-        log: Arc::clone(&stores.log),
-        queues: Arc::clone(&stores.queues),
-        progress: Arc::new(Progress::default()),
-        turn: Turn::NextConnected,
-        no_ids: Arc::from([]),
-    };
     let progress = Arc::clone(&parts.progress);
     let dispatcher = task::spawn("dispatcher", run(consumer, parts, Vec::new()));
     progress.reached(stores.log.end(0).offset).await;
@@ -100,4 +141,52 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
     let found: Vec<String> =
         page.messages.iter().map(|one| text(one.message.view().payload)).collect();
     assert_eq!(found, names);
+}
+
+/// A socket that takes everything.
+struct Drain(AtomicU64);
+
+impl Socket for Drain {
+    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let bytes = slices.iter().map(|slice| slice.len()).sum();
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+/// Once warm, a QoS 0 message to many subscribers takes no memory per copy: it is matched, encoded
+/// and written with what is there.
+#[tokio::test]
+async fn steady_qos0_delivery_allocates_nothing() {
+    const SUBSCRIBERS: u64 = 100;
+    let stores = Memory::new(MemoryConfig::default()).stores();
+    let parts = parts(&stores, RetainedTable::new(None, None));
+    let drain = Arc::new(Drain(AtomicU64::new(0)));
+    for number in 0..SUBSCRIBERS {
+        let client_id = ClientId::new(&format!("c{number}"));
+        let (config, queues) = (Arc::new(delivery_config()), Arc::clone(&stores.queues));
+        let outbox = Outbox::new(settings(&client_id), config, queues);
+        outbox.write_by(Arc::clone(&drain) as Arc<dyn Socket>);
+        let view = SlotView { incarnation: 1, persistent: false, outbox: Some(outbox) };
+        parts.slots.ensure(&client_id).set(view);
+        subscribe(&parts.subscriptions, &client_id, "t", QoS::AtMostOnce);
+    }
+    let position = Position { partition: 0, offset: 10 };
+    let items = vec![(position, LogItem::Publishes(batch("payload")))];
+    let log = LogBatch { incarnation: 1, items, end: Position { partition: 0, offset: 11 } };
+    let (mut runs, mut decisions) = (Runs::default(), Decisions::default());
+    let allocated = thread::allocatedp::read().expect("jemalloc counts for every thread");
+    let mut before = 0;
+    for round in 0..110 {
+        if round == 10 {
+            before = allocated.get();
+        }
+        for stretch in stretches(&log) {
+            parts.collect(&log, stretch.clone(), &mut runs, &decisions);
+            parts.hand_over(&log, stretch, &runs, &mut decisions).await;
+        }
+    }
+    assert_eq!(allocated.get() - before, 0, "bytes for {} copies", 100 * SUBSCRIBERS);
+    let frame = 2 + 2 + 1 + "payload".len() as u64;
+    assert_eq!(drain.0.load(Ordering::Relaxed), 110 * SUBSCRIBERS * frame);
 }

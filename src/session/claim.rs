@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::conn::{Conn, End};
+use super::conn::{About, Conn, End};
 use super::context::Context;
 use super::inbound::Exchanges;
 use super::lifecycle;
@@ -25,6 +25,7 @@ pub(super) struct Ask {
     pub(super) keep_alive_s: u16,
     pub(super) will: Option<Box<WillRow>>,
     pub(super) settings: Settings,
+    pub(super) about: About,
 }
 
 /// A session that is ours, and whose connection is ready for its CONNACK.
@@ -63,7 +64,7 @@ pub(super) async fn claim(
     let persistent = ask.expiry_s > 0 || resumes;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
-    let conn = Conn::new(ask.client_id.clone(), epoch, Arc::clone(&outbox), ask.keep_alive_s);
+    let conn = Conn::new(&ask, epoch, Arc::clone(&outbox));
     let conn = Arc::new(conn);
     let session = Session {
         incarnation,
@@ -73,6 +74,7 @@ pub(super) async fn claim(
         live: Some(Arc::clone(&conn)),
         offline_since_ms: None,
         will: ask.will.clone(),
+        grant: ask.about.grant.clone(),
         open_ids: Arc::clone(&open_ids),
         timer_ms: None,
         stored: persistent || ask.will.is_some(),

@@ -7,8 +7,6 @@ use crate::telemetry::RateWindows;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// From accept to the end of a CONNECT (KAL-04). Longer: closed.
-    pub connect_timeout: Duration,
     /// From CONNECT to its durable claim. Longer: 0x88 (v3: 3).
     pub claim_timeout: Duration,
     /// Packets before CONNACK. More: closed, counted as `Quota exceeded` (MET-3).

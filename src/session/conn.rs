@@ -8,9 +8,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::Peer;
+use super::claim::Ask;
 use crate::codec::DecodeError;
 use crate::delivery::Outbox;
 use crate::mqtt::{ClientId, ReasonCode};
+use crate::security::Grant;
+use crate::telemetry::clock;
 
 /// Why a connection ends, and who ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,12 +52,26 @@ impl End {
     }
 }
 
+/// Who is at the other end, and by what right.
+#[derive(Clone, Debug)]
+pub(super) struct About {
+    pub(super) peer: Peer,
+    /// `None`: it is anonymous, and nothing is denied to it.
+    pub(super) grant: Option<Arc<Grant>>,
+    /// The authentication method of its CONNECT.
+    pub(super) method: Option<String>,
+}
+
 /// A live connection. Shared by its session task, the registry and the keep-alive sweep.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) client_id: ClientId,
     pub(super) epoch: u64,
     pub(super) outbox: Arc<Outbox>,
+    pub(super) peer: Peer,
+    pub(super) grant: Option<Arc<Grant>>,
+    pub(super) method: Option<Box<str>>,
+    pub(super) connected_ms: u64,
     /// 1.5 times the keep alive, milliseconds; 0: none.
     silence_max_ms: u64,
     started: Instant,
@@ -69,17 +87,16 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(
-        client_id: ClientId,
-        epoch: u64,
-        outbox: Arc<Outbox>,
-        keep_alive_s: u16,
-    ) -> Self {
+    pub(super) fn new(ask: &Ask, epoch: u64, outbox: Arc<Outbox>) -> Self {
         Self {
-            client_id,
+            client_id: ask.client_id.clone(),
             epoch,
             outbox,
-            silence_max_ms: u64::from(keep_alive_s) * 1500,
+            peer: ask.about.peer.clone(),
+            grant: ask.about.grant.clone(),
+            method: ask.about.method.as_deref().map(Box::from),
+            connected_ms: clock::wall_ms(),
+            silence_max_ms: u64::from(ask.keep_alive_s) * 1500,
             started: Instant::now(),
             heard_ms: AtomicU64::new(0),
             held: AtomicBool::new(false),
@@ -87,6 +104,11 @@ impl Conn {
             asked: Mutex::new(None),
             ended: Notify::new(),
         }
+    }
+
+    /// Seconds; 0: none.
+    pub(super) fn keep_alive_s(&self) -> u64 {
+        self.silence_max_ms / 1500
     }
 
     /// Asks the session task to end; the first reason stands.

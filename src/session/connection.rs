@@ -10,40 +10,43 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
+use super::Arrival;
+use super::admission::{self, Wire};
 use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
-use super::edges::{LAST_WORDS, first_packet, linger, say_last, too_many_behind};
-use super::handshake;
+use super::edges::{LAST_WORDS, NoConnect, first_packet, linger, say_last, too_many_behind};
 use super::inbound::{AckWindow, Inbound};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
+use super::reauthenticate;
 use super::registry::Locked;
 use super::retained_replay::Replay;
 use super::subscribe::Subscriber;
-use crate::codec::{self, AckKind, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe};
+use crate::codec::{
+    self, AckKind, Auth, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
+};
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::{ProtocolVersion, ReasonCode};
-use crate::telemetry::{Counted, metrics, task};
+use crate::security;
+use crate::telemetry::{Counted, Turned, metrics, task};
 
 const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
     "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
 );
-const NO_AUTH: DecodeError =
-    DecodeError::protocol("AUTH without an authentication method in CONNECT (MQTT-4.12.0-6)");
 const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
 
 /// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
 /// so that an idle connection does not carry it.
-pub(super) async fn serve<R, W>(context: Arc<Context>, read: R, write: W, max_bytes: u32)
+pub(super) async fn serve<R, W>(context: Arc<Context>, read: R, write: W, arrival: Box<Arrival>)
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let opened = Box::pin(open(context, read, write, max_bytes)).await;
+    let opened = Box::pin(open(context, read, write, arrival)).await;
     let Some((mut session, mut read)) = opened else { return };
     let end = session.run(&mut read).await;
     Box::pin(session.finish(read, end)).await;
@@ -55,31 +58,40 @@ async fn open<R, W>(
     context: Arc<Context>,
     mut read: R,
     mut write: W,
-    max_bytes: u32,
+    arrival: Box<Arrival>,
 ) -> Option<(Box<SessionTask>, R)>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
+    let Arrival { peer, max_packet_bytes: max_bytes, connect_by, socket, displaced } = *arrival;
     let mut buffer = ReadBuffer::default();
     let first = first_packet(&mut buffer, &mut read, max_bytes);
-    let connect = match timeout(context.config.connect_timeout, first).await {
-        Ok(Ok(connect)) => *connect,
-        Ok(Err(refusal)) => {
+    let first = tokio::select! {
+        biased;
+        () = displaced => Err(NoConnect::from(Turned::Crowded)),
+        first = timeout_at(connect_by, first) => first.unwrap_or(Err(Turned::Timeout.into())),
+    };
+    let connect = match first {
+        Ok(connect) => *connect,
+        Err(NoConnect { why, refusal }) => {
             metrics::CONNECTION_REFUSED.inc();
+            peer.door.turned(why);
+            tracing::debug!(%peer, why = why.text(), "no CONNECT");
             say_last(&mut read, &mut write, refusal).await;
-            return None;
-        }
-        Err(_) => {
-            metrics::CONNECTION_REFUSED.inc();
             return None;
         }
     };
     let version = connect.version;
     let serving = Serving::of(&context);
     let packets = context.config.pre_connect_packets;
+    let is_encrypted = peer.tls.is_some();
     let claimed = match too_many_behind(&buffer, &connect, packets, max_bytes) {
-        None => handshake::connect(&context, connect, max_bytes).await,
+        None => {
+            let (buffer, read, write) = (&mut buffer, &mut read, &mut write);
+            let wire = Wire { buffer, read, write, max_bytes };
+            admission::greet(&context, connect, peer, wire).await
+        }
         Some(refusal) => Err(refusal),
     };
     let claimed = match claimed {
@@ -92,9 +104,13 @@ where
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
+    if let Some(socket) = socket {
+        claimed.conn.outbox.write_by(socket);
+    }
     let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
     let connected = Counted::one(&metrics::CONNECTED_SESSIONS);
-    let held = Held { serving, writer, connected };
+    let encrypted = is_encrypted.then(|| Counted::one(&metrics::CONNECTED_SSL_SESSIONS));
+    let held = Held { serving, writer, connected, encrypted };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
 }
 
@@ -115,6 +131,7 @@ enum Step {
     Flush,
     Subscribe(Subscribe),
     Unsubscribe(Unsubscribe),
+    Auth(Box<Auth>),
     End(End),
 }
 
@@ -139,6 +156,8 @@ struct SessionTask {
     inbound: Inbound,
     /// Acknowledgements of this read.
     acks: Vec<ClientAck>,
+    /// An exchange of AUTH packets that has begun.
+    reauthentication: Option<Box<security::Step>>,
     held: Held,
 }
 
@@ -148,6 +167,7 @@ struct Held {
     writer: JoinHandle<()>,
     /// For the metrics page.
     connected: Counted,
+    encrypted: Option<Counted>,
 }
 
 impl SessionTask {
@@ -179,6 +199,7 @@ impl SessionTask {
             needed,
             inbound,
             acks,
+            reauthentication: None,
             held,
         }
     }
@@ -236,6 +257,10 @@ impl SessionTask {
             Step::Read | Step::Flush => {}
             Step::Subscribe(packet) => return self.subscribe(packet).await,
             Step::Unsubscribe(packet) => return self.unsubscribe(packet).await,
+            Step::Auth(packet) => {
+                let under_way = &mut self.reauthentication;
+                return reauthenticate::take(&self.context, &self.conn, under_way, &packet);
+            }
             Step::End(end) => return Err(end),
         }
         if self.must_hold() {
@@ -295,7 +320,7 @@ impl SessionTask {
             Packet::Subscribe(packet) => return Ok(Some(Step::Subscribe(packet))),
             Packet::Unsubscribe(packet) => return Ok(Some(Step::Unsubscribe(packet))),
             Packet::Disconnect(packet) => return Ok(Some(Step::End(goodbye(&packet)))),
-            Packet::Auth(_) => return Err(NO_AUTH),
+            Packet::Auth(packet) => return Ok(Some(Step::Auth(Box::new(packet)))),
             Packet::Connect(_)
             | Packet::Connack(_)
             | Packet::Suback(_)
@@ -398,12 +423,16 @@ impl SessionTask {
         match end {
             End::Fault(error) => {
                 metrics::CONNECTION_ERROR.inc();
-                tracing::info!(client = %self.conn.client_id, %error, "connection ended");
+                let (client, peer) = (&self.conn.client_id, &self.conn.peer);
+                tracing::info!(%client, %peer, %error, "connection ended");
             }
             End::Storage => {
                 tracing::warn!(client = %self.conn.client_id, "connection ended: storage");
             }
-            _ => tracing::debug!(client = %self.conn.client_id, ?end, "connection ended"),
+            _ => {
+                let (client, peer) = (&self.conn.client_id, &self.conn.peer);
+                tracing::debug!(%client, %peer, ?end, "connection ended");
+            }
         }
         let last = end.reason().filter(|_| self.version.is_v5()).map(|reason| {
             let mut disconnect = Disconnect::new(reason);
@@ -416,7 +445,7 @@ impl SessionTask {
         self.conn.end(end);
         lifecycle::disconnected(&self.context, &self.conn, end).await;
         // A peer that takes nothing is the writer's to give up.
-        let Held { serving, writer, connected: _connected } = self.held;
+        let Held { serving, writer, connected: _connected, encrypted: _encrypted } = self.held;
         drop(timeout(LAST_WORDS, writer).await);
         drop(serving);
         if end.reason().is_some() {

@@ -12,6 +12,7 @@ use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
 use crate::routing::{Judge, Progress, RetainedTable, Subscriptions};
+use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, PublishLog};
 
 /// The handles a session needs; made once, by the broker.
@@ -27,6 +28,7 @@ pub struct Handles {
     pub retained: Arc<RetainedTable>,
     pub judge: Arc<Judge>,
     pub progress: Arc<Progress>,
+    pub security: Arc<Security>,
     pub retained_expiry_period: std::time::Duration,
 }
 

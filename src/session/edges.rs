@@ -7,34 +7,50 @@ use super::handshake::{self, Refusal};
 use super::read_buffer::ReadBuffer;
 use crate::codec::{self, Connect, DecodeError, Packet, Peer};
 use crate::mqtt::{ProtocolVersion, ReasonCode};
-use crate::telemetry::{self, Direction, DropReason};
+use crate::telemetry::{self, Direction, DropReason, Turned};
 
 /// How long a refused or faulty peer may take to accept its last packet.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Reads the CONNECT. `None` in the error: nothing is answered.
+/// A connection that never got to a CONNECT.
+pub(super) struct NoConnect {
+    pub(super) why: Turned,
+    /// What it is answered; `None`: nothing.
+    pub(super) refusal: Option<Refusal>,
+}
+
+impl From<Turned> for NoConnect {
+    fn from(why: Turned) -> Self {
+        Self { why, refusal: None }
+    }
+}
+
+/// Reads the CONNECT.
 pub(super) async fn first_packet(
     buffer: &mut ReadBuffer,
     read: &mut (impl AsyncRead + Unpin),
     max_bytes: u32,
-) -> Result<Box<Connect>, Option<Refusal>> {
+) -> Result<Box<Connect>, NoConnect> {
     let mut needed = 0;
     loop {
         let unread = buffer.unread();
-        let fault = |error: DecodeError| refusal_of(unread, error);
+        let fault = |error: DecodeError| NoConnect {
+            why: Turned::Connect,
+            refusal: refusal_of(unread, error),
+        };
         if let Some(frame) =
             codec::frame_length(unread, None, Peer::Client, max_bytes).map_err(fault)?
         {
             needed = frame.total;
             if unread.len() >= needed {
                 let packet = codec::decode(&unread[..needed], None, Peer::Client).map_err(fault)?;
-                let Packet::Connect(connect) = packet else { return Err(None) };
+                let Packet::Connect(connect) = packet else { return Err(Turned::Connect.into()) };
                 buffer.consume(needed);
                 return Ok(connect);
             }
         }
-        if buffer.fill(read, needed).await.map_err(|_| None)? == 0 {
-            return Err(None);
+        if buffer.fill(read, needed).await.map_err(|_| Turned::Closed)? == 0 {
+            return Err(Turned::Closed.into());
         }
     }
 }
@@ -81,19 +97,19 @@ fn refusal_of(frame: &[u8], error: DecodeError) -> Option<Refusal> {
     Some(Refusal { version, reason, maximum_packet_size: None })
 }
 
-/// Sends the CONNACK of a refusal and ends.
+/// Sends the CONNACK of a refusal, if there is one, and ends: also what carries MQTT, such as a
+/// WebSocket, which has last words of its own.
 pub(super) async fn say_last(
     read: &mut (impl AsyncRead + Unpin),
     write: &mut (impl AsyncWrite + Unpin),
     refusal: Option<Refusal>,
 ) {
-    let Some(refusal) = refusal else { return };
-    let bytes = handshake::refusal_bytes(refusal);
+    let bytes = refusal.map(handshake::refusal_bytes).unwrap_or_default();
     let say = async {
         write.write_all(&bytes).await?;
         write.shutdown().await
     };
-    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) {
+    if matches!(timeout(LAST_WORDS, say).await, Ok(Ok(()))) && refusal.is_some() {
         linger(read).await;
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use super::Peer;
+use super::admission::Admitted;
 use super::claim::{self, Ask, Claimed};
+use super::conn::About;
 use super::context::Context;
 use super::lifecycle;
 use super::rows::WillRow;
@@ -10,8 +13,9 @@ use crate::codec::{
     Connack, ConnackProperties, Connect, EncodeLimits, MAX_PACKET_SIZE, Packet, connack_v3_code,
     encode_within,
 };
-use crate::delivery::{Outbox, Settings};
+use crate::delivery::{Gate, Outbox, Settings};
 use crate::mqtt::{ClientId, ProtocolVersion, ReasonCode};
+use crate::security::Grant;
 
 /// A CONNECT that is answered with this reason and the end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +29,13 @@ pub(super) struct Refusal {
 pub(super) async fn connect(
     context: &Arc<Context>,
     mut connect: Connect,
+    admitted: Admitted,
+    peer: Peer,
     max_packet_bytes: u32,
 ) -> Result<Claimed, Refusal> {
     let (version, limit) = (connect.version, connect.properties.maximum_packet_size);
     let refusal = |reason| Refusal { version, reason, maximum_packet_size: limit };
-    check(context, &connect).map_err(refusal)?;
-    let assigned = connect.client_id.is_empty().then(generated_id);
+    let Admitted { assigned, grant, method, data } = admitted;
     let client_id = ClientId::new(assigned.as_deref().unwrap_or(&connect.client_id));
     let expiry_s = lifecycle::expiry_in_force(context, &connect);
     let keep_alive_s = keep_alive_in_force(context, &connect);
@@ -42,6 +47,8 @@ pub(super) async fn connect(
         topic_alias_maximum: Some(context.config.topic_alias_max).filter(|max| *max > 0),
         server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
         response_information: response_information(context, &connect),
+        authentication_method: method.clone(),
+        authentication_data: data,
         ..ConnackProperties::default()
     };
     let will = connect.will.take().map(|will| Box::new(WillRow::new(will)));
@@ -50,8 +57,9 @@ pub(super) async fn connect(
         expiry_s,
         keep_alive_s,
         will,
-        settings: settings(context, client_id.clone(), &connect),
+        settings: settings(context, client_id.clone(), &connect, grant.as_ref()),
         client_id,
+        about: About { peer, grant, method },
     };
     let greet = |outbox: &Outbox, session_present: bool| {
         let code = ReasonCode::Success.byte();
@@ -64,7 +72,13 @@ pub(super) async fn connect(
 }
 
 /// What the codec can't know: limits of this node, and its state.
-fn check(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
+pub(super) fn check(context: &Context, connect: &Connect) -> Result<(), Refusal> {
+    let (version, maximum_packet_size) = (connect.version, connect.properties.maximum_packet_size);
+    let refusal = |reason| Refusal { version, reason, maximum_packet_size };
+    judge(context, connect).map_err(refusal)
+}
+
+fn judge(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
     if context.is_stopping() {
         // CONNACK has no word for a shutdown (MQTT 5 table 3-1).
         return Err(ReasonCode::ServerUnavailable);
@@ -72,10 +86,6 @@ fn check(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
     let v31 = connect.version == ProtocolVersion::V31;
     if v31 && connect.client_id.chars().count() > context.config.v31_max_client_id_chars {
         return Err(ReasonCode::ClientIdentifierNotValid);
-    }
-    if connect.properties.authentication_method.is_some() {
-        // MQTT 5 section 4.12: a method that this server doesn't know.
-        return Err(ReasonCode::BadAuthenticationMethod);
     }
     let levels = context.config.max_topic_segments.map_or(usize::MAX, usize::from);
     let will_topic = connect.will.as_ref().map(|will| will.topic.as_str());
@@ -87,7 +97,12 @@ fn check(context: &Context, connect: &Connect) -> Result<(), ReasonCode> {
     }
 }
 
-fn settings(context: &Context, client_id: ClientId, connect: &Connect) -> Settings {
+fn settings(
+    context: &Context,
+    client_id: ClientId,
+    connect: &Connect,
+    grant: Option<&Arc<Grant>>,
+) -> Settings {
     let asked = &connect.properties;
     let default =
         if connect.version.is_v5() { u16::MAX } else { context.delivery.v3_receive_maximum };
@@ -98,6 +113,10 @@ fn settings(context: &Context, client_id: ClientId, connect: &Connect) -> Settin
         maximum_packet_size: asked.maximum_packet_size,
         topic_alias_maximum: asked.topic_alias_maximum.unwrap_or(0),
         problem_information: asked.request_problem_information.unwrap_or(true),
+        gate: grant.map(|grant| {
+            let grant = Arc::clone(grant);
+            Gate::new(move |topic| grant.may_receive(topic))
+        }),
     }
 }
 
@@ -115,13 +134,6 @@ fn keep_alive_in_force(context: &Context, connect: &Connect) -> u16 {
 fn response_information(context: &Context, connect: &Connect) -> Option<String> {
     let wanted = connect.properties.request_response_information == Some(true);
     context.config.response_info.as_ref().filter(|_| wanted).map(|info| info.to_string())
-}
-
-/// An id for a client that brought none; never used twice in practice: 128 random bits.
-fn generated_id() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let bits = || RandomState::new().hash_one(crate::telemetry::clock::wall_ms());
-    format!("auto-{:016x}{:016x}", bits(), bits())
 }
 
 /// The CONNACK that refuses, in the form of the client's version; empty where that has none.

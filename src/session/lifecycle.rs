@@ -14,7 +14,7 @@ use crate::storage::{
     AppendOutcome, Batch, BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table,
 };
 use crate::storage::{Settled, Unwatched, once};
-use crate::telemetry::{clock, metrics, task};
+use crate::telemetry::{self, Direction, DropReason, clock, metrics, task};
 
 /// How long to wait before a Will that could not be stored is tried again.
 const WILL_RETRY: Duration = Duration::from_millis(500);
@@ -68,7 +68,12 @@ pub(super) async fn due(context: &Arc<Context>, client_id: &ClientId) {
 }
 
 /// Does what is due for a session that is off-line: its Will, its end, its next timer, its row.
-fn look(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>, changed: bool) {
+pub(super) fn look(
+    context: &Arc<Context>,
+    client_id: &ClientId,
+    locked: &mut Locked<'_>,
+    changed: bool,
+) {
     let Some(session) = locked.session() else { return };
     if session.live.is_some() {
         return;
@@ -133,6 +138,11 @@ pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
 pub(super) fn fire_will(context: &Arc<Context>, client_id: &ClientId, session: &mut Session) {
     let Some(will) = session.will.take() else { return };
     metrics::LAST_WILL_CLIENTS.dec();
+    if session.grant.as_ref().is_some_and(|grant| !grant.may_publish(will.topic())) {
+        // Its rules have changed since CONNECT.
+        metrics::AUTHORIZATION_PUBLISH.inc();
+        return telemetry::dropped(DropReason::NotAuthorized, Direction::Inbound, 1);
+    }
     publish_will(context, client_id, session.incarnation, session.epoch, &will);
 }
 
@@ -256,6 +266,7 @@ pub(super) fn load(
         live: None,
         offline_since_ms: Some(offline),
         will: row.will,
+        grant: None,
         open_ids: Arc::default(),
         timer_ms: None,
         stored: true,

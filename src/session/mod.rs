@@ -5,6 +5,8 @@
 //! over, the broker starts and stops. Never: writing to a socket of a session itself (its outbox
 //! does), or looking for subscribers.
 
+mod admission;
+mod arrival;
 mod budget;
 mod claim;
 mod config;
@@ -15,7 +17,9 @@ mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
+mod overview;
 mod read_buffer;
+mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;
@@ -29,9 +33,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
+pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::{Row, StorageError, Table};
@@ -105,12 +111,12 @@ impl Sessions {
     }
 
     /// Serves one connection until it ends. Cancelling it loses nothing that was acknowledged.
-    pub async fn serve<R, W>(&self, read: R, write: W, max_packet_bytes: u32)
+    pub async fn serve<R, W>(&self, read: R, write: W, arrival: Box<Arrival>)
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        connection::serve(Arc::clone(&self.context), read, write, max_packet_bytes).await;
+        connection::serve(Arc::clone(&self.context), read, write, arrival).await;
     }
 
     pub fn connected(&self) -> usize {

@@ -12,6 +12,7 @@ use super::conn::Conn;
 use super::inbound::Exchanges;
 use super::rows::WillRow;
 use crate::mqtt::{ClientId, ProtocolVersion};
+use crate::security::Grant;
 
 const SHARDS: usize = 16;
 
@@ -26,6 +27,8 @@ pub(super) struct Session {
     /// Milliseconds of wall clock; `None` while connected.
     pub(super) offline_since_ms: Option<u64>,
     pub(super) will: Option<Box<WillRow>>,
+    /// By what right its last connection was here; its Will goes out by the same.
+    pub(super) grant: Option<Arc<Grant>>,
     /// QoS 2 ids the client has open with us, which outlive a connection, and their fence.
     pub(super) open_ids: Arc<Exchanges>,
     /// When a timer will look at it.
@@ -125,6 +128,18 @@ impl Registry {
         let gate = Arc::new(Gate::new(State { session: Some(session), gone: false }));
         let entry = Arc::new(Entry { client_id: client_id.clone(), gate });
         self.shard(&client_id).lock().insert(client_id, entry);
+    }
+
+    /// Visits every session, shard by shard, each behind its gate: for a thread that may block.
+    pub(super) fn each(&self, mut visit: impl FnMut(&ClientId, &Session)) {
+        for shard in &self.entries {
+            let entries: Vec<Arc<Entry>> = shard.lock().values().cloned().collect();
+            for entry in entries {
+                if let Some(session) = &entry.gate.blocking_lock().session {
+                    visit(&entry.client_id, session);
+                }
+            }
+        }
     }
 
     pub(super) fn sessions(&self) -> usize {

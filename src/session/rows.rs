@@ -91,6 +91,10 @@ impl WillRow {
         }
     }
 
+    pub(super) fn topic(&self) -> &str {
+        &self.topic
+    }
+
     /// The Will as a message of now: its expiry counts from its publication (MQTT-3.1.2-8).
     pub(super) fn batch(&self, publisher: Arc<Publisher>) -> Arc<Batch> {
         let mut builder = BatchBuilder::new(publisher, clock::wall_ms());

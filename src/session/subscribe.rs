@@ -15,6 +15,7 @@ use crate::mqtt::{ClientId, ProtocolVersion, QoS, ReasonCode, RetainHandling, To
 use crate::routing::SubscriptionRow;
 use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Row, Table};
+use crate::telemetry::metrics;
 
 const TOO_MANY_FILTERS: DecodeError =
     DecodeError::protocol("more filters in one packet than this server takes")
@@ -90,6 +91,10 @@ impl Subscriber<'_> {
         room: &mut Option<usize>,
     ) -> Result<&'f TopicFilter, ReasonCode> {
         let filter = asked.filter.as_ref().map_err(|_| ReasonCode::TopicFilterInvalid)?;
+        if self.conn.grant.as_ref().is_some_and(|grant| !grant.may_subscribe(filter.plain())) {
+            metrics::AUTHORIZATION_SUBSCRIBE.inc();
+            return Err(ReasonCode::NotAuthorized);
+        }
         let levels = self.context.config.max_topic_segments.map_or(usize::MAX, usize::from);
         if levels != usize::MAX && filter.plain().split('/').count() > levels {
             return Err(ReasonCode::TopicFilterInvalid);

@@ -9,9 +9,10 @@ use tokio::task::JoinHandle;
 use super::conn::End;
 use super::context::Context;
 use super::timers;
+use crate::mqtt::ReasonCode;
 use crate::storage::Durability;
 use crate::storage::Unwatched;
-use crate::telemetry::{metrics, task};
+use crate::telemetry::{clock, metrics, task};
 
 /// `mqtt.keep-alive.monitoring-delay-ms`: fine enough for one and a half times a second.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
@@ -22,6 +23,7 @@ pub(super) fn start(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
         task::spawn("session timers", timers::run(Arc::clone(context))),
         task::spawn("keep-alive sweep", keep_alive(Arc::clone(context))),
         task::spawn("log watch", watch_log(Arc::clone(context))),
+        task::spawn("rights watch", watch_rights(Arc::clone(context))),
         task::spawn("retained expiry", expire_retained(Arc::clone(context))),
     ]
 }
@@ -32,15 +34,40 @@ async fn keep_alive(context: Arc<Context>) {
     let append_timeout = context.config.append_timeout;
     loop {
         tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+        let now_ms = clock::wall_ms();
         context.registry.each_live(|conn| {
             if conn.is_silent() {
                 conn.end(End::KeepAlive);
             } else if conn.is_unanswered(append_timeout) {
                 conn.end(End::Storage);
+            } else if conn.grant.as_ref().is_some_and(|grant| grant.is_over(now_ms)) {
+                // A token's end comes without news.
+                conn.end(End::Server(ReasonCode::NotAuthorized));
             }
         });
         metrics::ALL_CLIENT_SESSIONS.set(context.registry.sessions() as i64);
         context.budget.tell();
+    }
+}
+
+/// Ends connections whose right to be here is gone: a credential, a token, a new block.
+async fn watch_rights(context: Arc<Context>) {
+    let mut seen = 0;
+    loop {
+        seen = context.security.changed(seen).await;
+        context.registry.each_live(|conn| {
+            let username = conn.grant.as_ref().and_then(|grant| grant.username());
+            if conn.grant.as_ref().is_some_and(|grant| grant.is_over(clock::wall_ms())) {
+                conn.end(End::Server(ReasonCode::NotAuthorized));
+            } else if context.security.is_blocked(
+                conn.client_id.as_str(),
+                username,
+                conn.peer.address.map(|address| address.ip()),
+            ) {
+                // DISCONNECT has no word for a ban (MQTT 5 table 2-6).
+                conn.end(End::Server(ReasonCode::AdministrativeAction));
+            }
+        });
     }
 }
 

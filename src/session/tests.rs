@@ -6,13 +6,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::{Config, Handles, Sessions};
+use super::{Arrival, Config, Handles, Peer, Sessions};
 use crate::delivery::{self, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::security::{self, Security};
 use crate::storage::once;
 use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
-use crate::telemetry::task;
+use crate::telemetry::{Door, task};
 
 const PUBLISH: u8 = 0x34;
 const PUBREC: u8 = 0x50;
@@ -21,7 +22,6 @@ const PUBCOMP: u8 = 0x70;
 
 fn config(inbound_budget_bytes: usize) -> Config {
     Config {
-        connect_timeout: Duration::from_secs(10),
         claim_timeout: Duration::from_secs(5),
         pre_connect_packets: 100,
         read_ahead_messages: 100,
@@ -86,6 +86,7 @@ impl Node {
             turn: Turn::NextConnected,
             no_ids: Arc::from([]),
         };
+        let security = Security::new(security::Config::default(), Arc::clone(&stores.tables));
         let sessions = Sessions::new(Handles {
             config,
             delivery: Arc::new(delivery()),
@@ -98,6 +99,7 @@ impl Node {
             retained: Arc::clone(&parts.retained),
             judge: Arc::clone(&parts.judge),
             progress: Arc::clone(&parts.progress),
+            security: security.expect("no key is needed"),
             retained_expiry_period: Duration::from_secs(60),
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");
@@ -123,7 +125,10 @@ impl Node {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (read, write) = tokio::io::split(theirs);
         let sessions = self.sessions.clone();
-        task::spawn("connection", async move { sessions.serve(read, write, 1 << 16).await });
+        let peer = Peer { door: Door::Tcp, address: None, tls: None };
+        let connect_by = tokio::time::Instant::now() + Duration::from_secs(10);
+        let arrival = Arrival::of(peer, 1 << 16, connect_by);
+        task::spawn("connection", async move { sessions.serve(read, write, arrival).await });
         let mut client = Client { stream: ours, level };
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
         if level == 5 {

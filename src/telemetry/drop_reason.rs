@@ -17,6 +17,8 @@ pub enum DropReason {
     DeliveryFailed,
     ProcessingGiveUp,
     InternalError,
+    /// The rules of the publisher, or of the receiver, deny it.
+    NotAuthorized,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,7 +27,7 @@ pub enum Direction {
     Outbound,
 }
 
-const REASONS: usize = 12;
+const REASONS: usize = 13;
 static COUNTS: [[AtomicU64; 2]; REASONS] = [const { [const { AtomicU64::new(0) }; 2] }; REASONS];
 
 impl DropReason {
@@ -42,6 +44,7 @@ impl DropReason {
         DropReason::DeliveryFailed,
         DropReason::ProcessingGiveUp,
         DropReason::InternalError,
+        DropReason::NotAuthorized,
     ];
 
     pub fn text(self) -> &'static str {
@@ -58,6 +61,7 @@ impl DropReason {
             DropReason::DeliveryFailed => "Delivery failed",
             DropReason::ProcessingGiveUp => "Processing give up",
             DropReason::InternalError => "Internal error",
+            DropReason::NotAuthorized => "Not authorized",
         }
     }
 }

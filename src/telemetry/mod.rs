@@ -8,6 +8,7 @@
 pub mod clock;
 mod config;
 mod counted;
+mod doors;
 mod drop_reason;
 mod logging;
 pub mod metrics;
@@ -17,6 +18,7 @@ mod throttle;
 
 pub use config::{Config, RateWindow, RateWindows};
 pub use counted::Counted;
+pub use doors::{Door, Turned};
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
 pub use logging::{DEFAULT_FILTER, LoggingError, init as init_logging};
 pub use stats::print as print_stats;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
-use crate::support::{Broker, Client, Connect};
+use crate::support::{Broker, Client, Connect, Start, Transport, free_port, papers};
 
 /// Where `tests/run` puts what it installs.
 fn installed() -> PathBuf {
@@ -32,13 +32,21 @@ fn script(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(name)
 }
 
-/// Runs one scenario of a script against a broker of its own.
-fn scenario(program: PathBuf, file: &str, name: &str) {
-    let broker = Broker::start();
+/// Runs one scenario of a script against a broker of its own, over one transport.
+fn scenario(program: PathBuf, file: &str, name: &str, transport: Transport) {
+    let port = free_port();
+    let settings = transport.settings(port).into_iter();
+    let start = settings.fold(Start::new(), |start, (name, value)| start.env(&name, value));
+    let broker = start.start();
+    let (over, port) = match transport {
+        Transport::Tcp => ("tcp", broker.address().port()),
+        Transport::Tls => ("tls", port),
+        Transport::Ws => ("ws", port),
+        Transport::Wss => ("wss", port),
+    };
     let output = Command::new(program)
-        .arg(script(file))
-        .arg(broker.address().port().to_string())
-        .arg(name)
+        .args([script(file), port.to_string().into(), name.into(), over.into()])
+        .arg(papers().file("server.pem"))
         .env("NODE_PATH", installed().join("node_modules"))
         .output()
         .unwrap();
@@ -51,18 +59,26 @@ fn text(output: &Output) -> String {
 }
 
 fn paho(name: &str) {
+    paho_over(name, Transport::Tcp);
+}
+
+fn paho_over(name: &str, transport: Transport) {
     let python = installed().join("venv/bin/python");
     if answers(&python, &["-c", "import paho.mqtt"]) {
-        scenario(python, "paho_client.py", name);
+        scenario(python, "paho_client.py", name, transport);
     } else {
         skipped("paho-mqtt");
     }
 }
 
 fn mqttjs(name: &str) {
+    mqttjs_over(name, Transport::Tcp);
+}
+
+fn mqttjs_over(name: &str, transport: Transport) {
     let node = PathBuf::from("node");
     if answers(&node, &["-e", "require('mqtt')"]) {
-        scenario(node, "mqttjs_client.js", name);
+        scenario(node, "mqttjs_client.js", name, transport);
     } else {
         skipped("the npm package mqtt");
     }
@@ -100,6 +116,27 @@ scenarios! { mqttjs:
     resume,
     /// PRP: every property of a PUBLISH arrives.
     properties,
+}
+
+/// WSS-02, KAL-03: paho and mqtt (npm) over TLS, WebSocket and both; Wills on broken connections,
+/// sessions that go on.
+#[test]
+fn paho_speaks_tls_and_websocket() {
+    for transport in [Transport::Tls, Transport::Ws, Transport::Wss] {
+        for name in ["publish_and_subscribe", "wills", "resume"] {
+            paho_over(name, transport);
+        }
+    }
+}
+
+/// WSS-02: as above.
+#[test]
+fn mqttjs_speaks_tls_and_websocket() {
+    for transport in [Transport::Tls, Transport::Ws, Transport::Wss] {
+        for name in ["publish_and_subscribe", "wills", "resume"] {
+            mqttjs_over(name, transport);
+        }
+    }
 }
 
 const VERSIONS: [&str; 3] = ["mqttv31", "mqttv311", "mqttv5"];
@@ -283,4 +320,110 @@ fn mosquitto_clients_exchange_properties() {
         mosquitto.spawn("mqttv5", &arguments).lines(),
         ["with|text/plain|answers|c-1|k:v k:w"]
     );
+}
+
+/// mosquitto's clients with certificates: let in with one of our authority's, refused without, with
+/// a stranger's and with a revoked one.
+#[test]
+fn mosquitto_clients_show_certificates() {
+    let there = |name: &str| Command::new(name).arg("--help").output().is_ok();
+    if !there("mosquitto_pub") {
+        return skipped("mosquitto-clients");
+    }
+    let authority = Authority::new();
+    let port = free_port();
+    let broker = Start::new()
+        .env("LISTENER_SSL_ENABLED", true)
+        .env("LISTENER_SSL_BIND_PORT", port)
+        .env("LISTENER_SSL_PEM_CERT", papers().file("server.pem"))
+        .env("LISTENER_SSL_PEM_KEY", papers().file("server_key.pem"))
+        .env("LISTENER_SSL_CLIENT_AUTH", "required")
+        .env("LISTENER_SSL_PEM_CA", authority.file("ca.pem"))
+        .env("LISTENER_SSL_PEM_CRL", authority.file("crl.pem"))
+        .start();
+    let publish = |version: &str, tls: &str, shown: Option<&str>| {
+        let mut command = Command::new("mosquitto_pub");
+        command.args(["-h", "localhost", "-p", &port.to_string(), "-V", version]);
+        command.args(["--cafile", &papers().file("server.pem"), "--tls-version", tls]);
+        command.args(["-t", "t", "-q", "1", "-r", "-m", version]);
+        if let Some(name) = shown {
+            command.args(["--cert", &authority.file(&format!("{name}.pem"))]);
+            command.args(["--key", &authority.file(&format!("{name}_key.pem"))]);
+        }
+        command.output().unwrap()
+    };
+    for version in VERSIONS {
+        for tls in ["tlsv1.2", "tlsv1.3"] {
+            let output = publish(version, tls, Some("good"));
+            assert!(output.status.success(), "{version} {tls}: {}", text(&output));
+        }
+    }
+    let mut watcher = Client::connect(&broker, &Connect::v311("watcher"));
+    watcher.subscribe("t", 1);
+    assert_eq!(watcher.take().payload(), "mqttv5");
+    for tls in ["tlsv1.2", "tlsv1.3"] {
+        for shown in [None, Some("stranger"), Some("revoked")] {
+            let output = publish("mqttv311", tls, shown);
+            assert!(!output.status.success(), "{shown:?} {tls}: {}", text(&output));
+        }
+    }
+    broker.eventually("all six are counted", |broker| {
+        let line = "listenerHandshakeFailures_total{listener=\"ssl\",cause=\"certificate\"} 6\n";
+        broker.scrape().contains(line)
+    });
+}
+
+/// Signs certificates of clients: good, revoked; a stranger's is another's.
+struct Authority {
+    folder: tempfile::TempDir,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        use rcgen::{
+            BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
+            IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, date_time_ymd,
+        };
+        let issuer = || {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+            CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+        };
+        let (ours, other) = (issuer(), issuer());
+        let authority = Authority { folder: tempfile::tempdir().unwrap() };
+        for (name, serial, by) in
+            [("good", 1_u64, &ours), ("revoked", 2, &ours), ("stranger", 1, &other)]
+        {
+            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+            params.serial_number = Some(serial.into());
+            let key = KeyPair::generate().unwrap();
+            authority.write(&format!("{name}.pem"), &params.signed_by(&key, by).unwrap().pem());
+            authority.write(&format!("{name}_key.pem"), &key.serialize_pem());
+        }
+        let crl = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(2099, 1, 1),
+            crl_number: 1_u64.into(),
+            issuing_distribution_point: None,
+            revoked_certs: vec![RevokedCertParams {
+                serial_number: 2_u64.into(),
+                revocation_time: date_time_ymd(2020, 1, 1),
+                reason_code: None,
+                invalidity_date: None,
+            }],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        authority.write("ca.pem", &ours.pem());
+        authority.write("crl.pem", &crl.signed_by(&ours).unwrap().pem().unwrap());
+        authority
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.file(name), text).unwrap();
+    }
 }

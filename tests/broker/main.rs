@@ -8,16 +8,21 @@
 
 mod support;
 
+mod acl;
+mod administration;
 mod backpressure;
 mod caps;
 mod compat;
 mod connect;
+mod credentials;
+mod doors;
 mod flow_control;
 mod folder;
 mod foreign;
 mod keepalive;
 mod malformed;
 mod metrics;
+mod operator;
 mod ordering;
 mod properties;
 mod qos;
@@ -35,6 +40,7 @@ mod takeover;
 mod topics;
 mod trace;
 mod watch;
+mod websocket;
 mod will;
 
 /// Where `SLUICE_TESTS_SERVICES` names a file with the lines of `tests/services`, every broker runs

@@ -1,4 +1,5 @@
-// Drives a broker with the npm package mqtt: mqttjs_client.js PORT SCENARIO. Exit code 0 when it held.
+// Drives a broker with the npm package mqtt: mqttjs_client.js PORT SCENARIO [tcp|tls|ws|wss CAFILE].
+// Exit code 0 when it held.
 
 'use strict';
 
@@ -6,6 +7,14 @@ const assert = require('node:assert');
 const mqtt = require('mqtt');
 
 const PORT = Number(process.argv[2]);
+const [TRANSPORT, CA_FILE] = process.argv.length > 4 ? process.argv.slice(4) : ['tcp'];
+const ADDRESS = {
+  tcp: { protocol: 'mqtt', host: '127.0.0.1' },
+  tls: { protocol: 'mqtts', host: 'localhost' },
+  ws: { protocol: 'ws', host: '127.0.0.1', path: '/mqtt' },
+  wss: { protocol: 'wss', host: 'localhost', path: '/mqtt' },
+}[TRANSPORT];
+if (CA_FILE) ADDRESS.ca = require('node:fs').readFileSync(CA_FILE);
 const PATIENCE_MS = 15000;
 const LEVELS = [3, 4, 5];
 
@@ -17,7 +26,7 @@ class Peer {
     peer.messages = [];
     peer.waiting = [];
     peer.client = mqtt.connect({
-      host: '127.0.0.1',
+      ...ADDRESS,
       port: PORT,
       clientId,
       clean: !persistent,

@@ -1,4 +1,5 @@
-"""Drives a broker with paho-mqtt: paho_client.py PORT SCENARIO. Exit code 0 when it held."""
+"""Drives a broker with paho-mqtt: paho_client.py PORT SCENARIO [tcp|tls|ws|wss CAFILE]. Exit code 0
+when it held."""
 
 import queue
 import socket
@@ -10,6 +11,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 PORT = int(sys.argv[1])
+TRANSPORT, CA_FILE = sys.argv[3:5] if len(sys.argv) > 3 else ("tcp", None)
 PATIENCE = 15
 VERSIONS = [mqtt.MQTTv31, mqtt.MQTTv311, mqtt.MQTTv5]
 
@@ -21,8 +23,14 @@ class Peer:
         self.messages, self.connected, self.done = queue.Queue(), queue.Queue(), queue.Queue()
         session = {} if version == mqtt.MQTTv5 else {"clean_session": not persistent}
         self.client = mqtt.Client(
-            mqtt.CallbackAPIVersion.VERSION2, client_id=name, protocol=version, **session
+            mqtt.CallbackAPIVersion.VERSION2,
+            client_id=name,
+            protocol=version,
+            transport="websockets" if TRANSPORT.startswith("ws") else "tcp",
+            **session,
         )
+        if TRANSPORT in ("tls", "wss"):
+            self.client.tls_set(ca_certs=CA_FILE)
         self.client.on_message = lambda _c, _u, message: self.messages.put(message)
         self.client.on_connect = lambda _c, _u, flags, code, _p: self.connected.put((flags, code))
         self.client.on_subscribe = lambda *_: self.done.put("subscribed")
@@ -35,7 +43,7 @@ class Peer:
             if persistent:
                 options["properties"] = Properties(PacketTypes.CONNECT)
                 options["properties"].SessionExpiryInterval = 300
-        self.client.connect("127.0.0.1", PORT, keepalive=60, **options)
+        self.client.connect("localhost" if CA_FILE else "127.0.0.1", PORT, keepalive=60, **options)
         self.client.loop_start()
         self.flags, code = self.connected.get(timeout=PATIENCE)
         assert not code.is_failure, code
@@ -65,7 +73,10 @@ class Peer:
     def break_off(self):
         """The socket goes without a DISCONNECT."""
         self.client.loop_stop()
-        self.client.socket().shutdown(socket.SHUT_RDWR)
+        if TRANSPORT.startswith("ws"):
+            self.client.socket().close()
+        else:
+            self.client.socket().shutdown(socket.SHUT_RDWR)
 
 
 def publish_and_subscribe():

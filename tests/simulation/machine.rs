@@ -7,19 +7,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sluice::broker::Node;
 use sluice::delivery::Slots;
-use sluice::session::Sessions;
+use sluice::session::{Arrival, Peer, Sessions};
 use sluice::storage::embedded::MemoryProjection;
 use sluice::storage::embedded::wal::SimDisk;
 use sluice::storage::memory::{Memory, MemoryConfig};
 use sluice::storage::{Embedded, EmbeddedSettings, Stores};
-use sluice::telemetry::task;
+use sluice::telemetry::{Door, task};
 use tokio::io::DuplexStream;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::dice::Dice;
 use crate::plan::{Medium, PACKET_MAX, Plan};
 use crate::power::{Image, Link, Power, PowerDisk};
+use crate::shared::Shared;
 
 /// What survives while the node is down.
 pub(crate) enum Media {
@@ -65,8 +67,13 @@ impl Machine {
                 let (ours, theirs) = tokio::io::duplex(pipe);
                 let link = Link { stream: theirs, power: Arc::clone(&socket.power) };
                 let (read, write) = tokio::io::split(link);
+                let write = Shared::new(write);
                 let sessions = socket.sessions.clone();
-                let serve = async move { sessions.serve(read, write, PACKET_MAX as u32).await };
+                let peer = Peer { door: Door::Tcp, address: None, tls: None };
+                let connect_by = Instant::now() + Duration::from_secs(10);
+                let mut arrival = Arrival::of(peer, PACKET_MAX as u32, connect_by);
+                arrival.socket = Some(write.socket());
+                let serve = async move { sessions.serve(read, write, arrival).await };
                 socket.serving.retain(|serving| !serving.is_finished());
                 socket.serving.push(task::spawn("session", serve));
                 return (ours, Arc::clone(&socket.power));

@@ -21,6 +21,7 @@ mod plan;
 mod power;
 mod publisher;
 mod run;
+mod shared;
 mod subscriber;
 mod trace;
 mod verdict;

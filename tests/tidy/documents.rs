@@ -132,7 +132,7 @@ const CONTRACT: &str = "src/storage/contract/mod.rs";
 /// The rows of the field reports and the requirements of flow control that one node without TLS
 /// and WebSocket can prove, the codec's vectors, and the ten invariants of ARCHITECTURE.md.
 fn due() -> Vec<String> {
-    const REPORTS: [(&str, &[u8]); 15] = [
+    const REPORTS: [(&str, &[u8]); 16] = [
         ("TKO", &[1, 2, 4, 6, 7, 8]),
         ("SES", &[1, 2, 5, 6, 7, 8, 10, 11, 12]),
         ("WIL", &[1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 14]),
@@ -144,7 +144,8 @@ fn due() -> Vec<String> {
         ("TOP", &[1, 2, 3, 5, 6, 7, 8, 9, 11]),
         ("CON", &[1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 14]),
         ("PRP", &[1, 3, 4, 5, 6, 8, 9, 10]),
-        ("KAL", &[1, 2, 3, 4, 6]),
+        ("KAL", &[1, 2, 3, 4, 5, 6]),
+        ("WSS", &[2, 3, 4]),
         ("PAR", &[1, 3, 5, 6, 7, 8, 9]),
         ("CLI", &[1, 2, 4, 5]),
         ("STO", &[1, 3, 9, 11, 12]),

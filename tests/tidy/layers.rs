@@ -35,12 +35,16 @@ const SIDE_DOORS: [(&str, &[&str]); 6] = [
 ];
 
 /// An outside library, and the only places that may name it.
-const LIBRARIES: [(&str, &[&str]); 9] = [
+const LIBRARIES: [(&str, &[&str]); 13] = [
     ("rdkafka", &["src/storage/kafka"]),
     ("redis", &["src/storage/redis"]),
     ("axum", &["src/admin/", "src/admin.rs"]),
-    ("rustls", &["src/listener"]),
+    ("rustls", &["src/listener", "tests/", "benches/"]),
     ("tokio_rustls", &["src/listener"]),
+    ("ring", &["src/listener"]),
+    ("httparse", &["src/listener"]),
+    ("pkcs8", &["src/listener"]),
+    ("tungstenite", &["src/listener", "tests/"]),
     ("fjall", &["src/storage/embedded"]),
     ("xxhash_rust", &["src/storage", "src/routing"]),
     ("mqttbytes", &["src/bench", "tests/", "benches/", "src/codec/tests"]),

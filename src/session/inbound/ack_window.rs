@@ -14,6 +14,7 @@ use crate::codec::AckKind;
 use crate::delivery::AckOut;
 use crate::mqtt::ReasonCode;
 use crate::routing::RetainedTable;
+use crate::security::Grant;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
 use crate::storage::{AppendOutcome, AppendSink, MessageRef};
@@ -95,6 +96,11 @@ impl AckWindow {
         let inner = Mutex::new(Inner { exchanges, ..Inner::default() });
         let progress = Notify::new();
         Arc::new(Self { conn, is_v5, open_ids, budget, retained, inner, progress })
+    }
+
+    /// By what right the client publishes.
+    pub(super) fn grant(&self) -> Option<&Grant> {
+        self.conn.grant.as_deref()
     }
 
     /// Enters an append before it is handed to the log; gives its ticket.

@@ -154,6 +154,9 @@ impl Inbound {
                 return Err(RECEIVE_MAXIMUM);
             }
         }
+        if self.is_denied(topic) {
+            return self.refuse(publish, ReasonCode::NotAuthorized);
+        }
         if let Some(reason) = self.refusal(topic, publish) {
             return self.refuse(publish, reason);
         }
@@ -177,6 +180,15 @@ impl Inbound {
         known.map(Some).ok_or(ALIAS_UNKNOWN)
     }
 
+    /// Whether the client's rules keep it from this topic.
+    fn is_denied(&self, topic: &str) -> bool {
+        let denied = self.window.grant().is_some_and(|grant| !grant.may_publish(topic));
+        if denied {
+            metrics::AUTHORIZATION_PUBLISH.inc();
+        }
+        denied
+    }
+
     /// Why this node does not take the message; `None`: it does.
     fn refusal(&self, topic: &str, publish: &Publish<'_>) -> Option<ReasonCode> {
         // MQTT 5 section 4.7.2: a server should keep clients from using `$` topics.
@@ -197,6 +209,7 @@ impl Inbound {
         telemetry::dropped(
             match reason {
                 ReasonCode::QuotaExceeded => DropReason::QuotaExceeded,
+                ReasonCode::NotAuthorized => DropReason::NotAuthorized,
                 _ => DropReason::DeliveryFailed,
             },
             Direction::Inbound,

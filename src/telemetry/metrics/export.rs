@@ -8,6 +8,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Registry, TextEncoder};
 
+use super::super::doors::{Door, Turned};
 use super::super::drop_reason::{Direction, DropReason, dropped_so_far};
 use super::cells::{BOUNDS_US, Timer};
 use super::{READ, Series, Source, WRITTEN};
@@ -17,6 +18,14 @@ pub(super) const DROPPED: (&str, &str) =
 pub(super) const DROPPED_BY_REASON: (&str, &str) = (
     "droppedMsgs_by_reason_total",
     "Messages, or copies of one, that were not delivered, by why and on which side.",
+);
+pub(super) const ACCEPTED: (&str, &str) =
+    ("listenerConnections_total", "Connections accepted, by listener.");
+pub(super) const OPEN: (&str, &str) =
+    ("listenerOpenConnections", "Connections open now, by listener, with a session or not yet.");
+pub(super) const TURNED: (&str, &str) = (
+    "listenerHandshakeFailures_total",
+    "Connections that ended before their CONNECT was complete, by listener and cause.",
 );
 
 /// What [`render`] gives, as an HTTP header says it.
@@ -79,10 +88,15 @@ pub(super) fn families() -> Vec<Family> {
             }),
         }
     }
-    for ((name, help), labels) in
-        [(DROPPED, vec![]), (DROPPED_BY_REASON, vec!["reason", "direction"])]
-    {
-        families.push(Family { name, help, kind: MetricType::COUNTER, labels, series: vec![] });
+    let (counter, gauge) = (MetricType::COUNTER, MetricType::GAUGE);
+    for ((name, help), kind, labels) in [
+        (DROPPED, counter, vec![]),
+        (DROPPED_BY_REASON, counter, vec!["reason", "direction"]),
+        (ACCEPTED, counter, vec!["listener"]),
+        (OPEN, gauge, vec!["listener"]),
+        (TURNED, counter, vec!["listener", "cause"]),
+    ] {
+        families.push(Family { name, help, kind, labels, series: vec![] });
     }
     families
 }
@@ -145,6 +159,26 @@ fn metrics_of(family: &Family) -> Vec<proto::Metric> {
                 counter(&[("reason", reason.text()), ("direction", side(direction))], n)
             })
             .collect();
+    }
+    if family.name == ACCEPTED.0 {
+        let one = |door: Door| counter(&[("listener", door.text())], door.accepted_so_far());
+        return Door::ALL.map(one).into();
+    }
+    if family.name == OPEN.0 {
+        let one = |door: Door| {
+            let mut out = labelled(&[("listener", door.text())]);
+            out.set_gauge(gauge(door.open() as f64));
+            out
+        };
+        return Door::ALL.map(one).into();
+    }
+    if family.name == TURNED.0 {
+        let one = |door: Door, why: Turned| {
+            let labels = [("listener", door.text()), ("cause", why.text())];
+            counter(&labels, door.turned_so_far(why))
+        };
+        let of_door = |door| Turned::ALL.map(|why| one(door, why));
+        return Door::ALL.map(of_door).into_iter().flatten().collect();
     }
     family.series.iter().filter_map(|series| metric(series)).collect()
 }

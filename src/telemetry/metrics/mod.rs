@@ -59,6 +59,8 @@ catalogue! {
         "Sessions' connections that ended, for any reason.";
     Level CONNECTED_SESSIONS = "connectedSessions",
         "Clients connected to this node.";
+    Level CONNECTED_SSL_SESSIONS = "connectedSslSessions",
+        "Clients connected to this node over TLS.";
     Gauge ALL_CLIENT_SESSIONS = "allClientSessions",
         "Sessions that exist, connected or not.";
     Gauge SUBSCRIPTIONS = "subscriptions",
@@ -77,6 +79,48 @@ catalogue! {
         "Nodes of the subscription trie.";
     Gauge RETAIN_TRIE_SIZE = "retainMsgTrieSize",
         "Retained messages in the trie that new subscriptions are matched against.";
+
+    Counter BASIC_SUCCESS =
+        "authentications_total" ["provider" = "MQTT_BASIC", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter BASIC_FAILURE =
+        "authentications_total" ["provider" = "MQTT_BASIC", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter BASIC_SKIPPED =
+        "authentications_total" ["provider" = "MQTT_BASIC", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
+    Counter X509_SUCCESS = "authentications_total" ["provider" = "X_509", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter X509_FAILURE = "authentications_total" ["provider" = "X_509", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter X509_SKIPPED = "authentications_total" ["provider" = "X_509", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
+    Counter JWT_SUCCESS = "authentications_total" ["provider" = "JWT", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter JWT_FAILURE = "authentications_total" ["provider" = "JWT", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter JWT_SKIPPED = "authentications_total" ["provider" = "JWT", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
+    Counter SCRAM_SUCCESS = "authentications_total" ["provider" = "SCRAM", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter SCRAM_FAILURE = "authentications_total" ["provider" = "SCRAM", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter AUTHENTICATION_BUSY = "authenticationsBusy_total",
+        "Authentications that were refused because too many waited, or for too long.";
+    Counter BLOCKED_REFUSED = "blockedClients_refused_total",
+        "Connections refused or ended because the client is blocked.";
+    Counter AUTHORIZATION_PUBLISH = "authorizationDenied_total" ["operation" = "publish"],
+        "PUBLISHes, Wills, filters and copies that the rules of a client denied.";
+    Counter AUTHORIZATION_SUBSCRIBE = "authorizationDenied_total" ["operation" = "subscribe"],
+        "PUBLISHes, Wills, filters and copies that the rules of a client denied.";
+    Counter AUTHORIZATION_DELIVER = "authorizationDenied_total" ["operation" = "deliver"],
+        "PUBLISHes, Wills, filters and copies that the rules of a client denied.";
+    Gauge CREDENTIALS = "mqttClientCredentials",
+        "Credentials of MQTT clients.";
+    Gauge UNAUTHORIZED_CLIENTS = "unauthorizedClients",
+        "Refused clients that this node remembers.";
+    Counter LOGINS_REFUSED = "adminLoginsRefused_total",
+        "Logins to the administration that were refused.";
 
     Counter PUBLISHED_TOTAL = "incomingPublishMsg_published_total" ["statsName" = "totalMsgs"],
         "PUBLISHes and Wills handed to the publish log, by how that ended.";

@@ -3,12 +3,13 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::harness::Broker;
+use super::link::{Link, Transport};
 use super::packets::{Connect, Level, hex, wire};
 use super::parse::{AckKind, Packet, Publish, parse};
 use super::properties::Properties;
@@ -17,7 +18,7 @@ use super::properties::Properties;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 pub(crate) struct Client {
-    stream: TcpStream,
+    stream: Link,
     pub(crate) level: Level,
     /// Bytes read and not yet parsed.
     read: Vec<u8>,
@@ -48,21 +49,34 @@ impl Closed {
 impl Client {
     /// A socket on which nothing was said yet.
     pub(crate) fn open(broker: &Broker, level: Level) -> Client {
-        let stream = TcpStream::connect(broker.address()).expect("the broker listens");
+        let stream = TcpStream::connect(broker.door()).expect("the broker listens");
         Client::over(stream, level)
+    }
+
+    /// A socket to another address of this machine.
+    #[allow(dead_code, reason = "the crash tests don't need it")]
+    pub(crate) fn open_at(broker: &Broker, address: IpAddr, level: Level) -> Client {
+        let to = SocketAddr::new(address, broker.address().port());
+        Client::over(TcpStream::connect(to).expect("the broker listens"), level)
     }
 
     /// A socket with a receive buffer so small that the broker soon can't write to it.
     pub(crate) fn open_narrow(broker: &Broker, level: Level) -> Client {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
-        socket.connect(&SocketAddr::from(broker.address()).into()).expect("the broker listens");
+        socket.connect(&SocketAddr::from(broker.door()).into()).expect("the broker listens");
         Client::over(socket.into(), level)
     }
 
     fn over(stream: TcpStream, level: Level) -> Client {
         stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Client::on(Link::over(stream, Transport::chosen()), level)
+    }
+
+    /// A client on a connection that stands.
+    pub(crate) fn on(stream: Link, level: Level) -> Client {
         Client {
             stream,
             level,
@@ -98,17 +112,18 @@ impl Client {
     #[track_caller]
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the connection is open");
+        self.stream.flush().expect("the connection is open");
     }
 
     /// Sends what the broker may well not read any more.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
-        self.stream.write_all(bytes).is_ok()
+        self.stream.write_all(bytes).is_ok() && self.stream.flush().is_ok()
     }
 
     /// Sends a chunk so many times, or until the broker doesn't read for this long; returns how
     /// many bytes left.
     pub(crate) fn send_until_stuck(&mut self, chunk: &[u8], times: usize, wait: Duration) -> usize {
-        self.stream.set_write_timeout(Some(wait)).unwrap();
+        self.stream.socket().set_write_timeout(Some(wait)).unwrap();
         let mut sent = 0;
         'all: for _ in 0..times {
             let mut rest = chunk;
@@ -119,7 +134,7 @@ impl Client {
                 }
             }
         }
-        self.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        self.stream.socket().set_write_timeout(Some(PATIENCE)).unwrap();
         sent
     }
 
@@ -395,7 +410,7 @@ impl Client {
     #[track_caller]
     pub(crate) fn expect_bytes_then_close(&mut self, bytes: &[u8]) {
         let mut got = std::mem::take(&mut self.read);
-        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.stream.socket().set_read_timeout(Some(PATIENCE)).unwrap();
         match self.stream.read_to_end(&mut got) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
@@ -422,7 +437,7 @@ impl Client {
             if left.is_zero() {
                 return Ok(None);
             }
-            self.stream.set_read_timeout(Some(left)).unwrap();
+            self.stream.socket().set_read_timeout(Some(left)).unwrap();
             let mut chunk = [0; 16 * 1024];
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(self.end("end of stream")),
@@ -458,6 +473,6 @@ impl Client {
     /// it may take with it what was sent last, such as an acknowledgement: `ping` first where a
     /// test rests on its arrival.
     pub(crate) fn reset(self) {
-        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).unwrap();
+        SockRef::from(self.stream.socket()).set_linger(Some(Duration::ZERO)).unwrap();
     }
 }

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use super::link::Transport;
+
 /// How long a start or a stop may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -54,6 +56,8 @@ pub(crate) struct Broker {
     start: Start,
     folder: Arc<TempDir>,
     mqtt: u16,
+    /// The listener of the transport that the tests run over.
+    door: u16,
     http: u16,
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
@@ -92,6 +96,8 @@ impl Broker {
     }
 
     fn spawn(start: &Start, folder: &Arc<TempDir>, mqtt: u16, http: u16) -> Broker {
+        let transport = Transport::chosen();
+        let door = if transport == Transport::Tcp { mqtt } else { free_port() };
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
         command
             .env_clear()
@@ -109,6 +115,16 @@ impl Broker {
             // disk does.
             .env("STORAGE_EMBEDDED_SEGMENT_BYTES", (4 << 20).to_string())
             .envs(cluster(folder))
+            // What a password costs an attacker, it would cost each start of a test.
+            .env("SECURITY_PASSWORD_HASHING_MEMORY_KIB", "64")
+            .env("SECURITY_PASSWORD_HASHING_ITERATIONS", "1")
+            .envs(transport.settings(door))
+            .envs(
+                start
+                    .environment
+                    .iter()
+                    .filter_map(|(name, value)| Some((transport.twin_of(name)?, value))),
+            )
             .envs(start.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
             .stdin(Stdio::null())
@@ -120,7 +136,7 @@ impl Broker {
         let err = child.stderr.take().expect("stderr is a pipe");
         let readers = vec![keep_lines(out, &lines), keep_lines(err, &lines)];
         let (start, folder) = (start.clone(), Arc::clone(folder));
-        Broker { start, folder, mqtt, http, child, lines, readers }
+        Broker { start, folder, mqtt, door, http, child, lines, readers }
     }
 
     /// None once the MQTT port answers; the exit status if the process ended first.
@@ -149,8 +165,18 @@ impl Broker {
         self.folder.path()
     }
 
+    /// Where it speaks MQTT over bare TCP.
     pub(crate) fn address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.mqtt)
+    }
+
+    pub(crate) fn http_address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.http)
+    }
+
+    /// Where it speaks what the tests run over.
+    pub(crate) fn door(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.door)
     }
 
     // --- stopping and starting again
@@ -391,7 +417,7 @@ fn keep_lines(from: impl Read + Send + 'static, lines: &Arc<Mutex<Vec<String>>>)
 
 /// A port below the range from which the system serves outgoing connections, so that no client
 /// of another test can take it in between.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 12_000;
     const PORTS: u16 = 20_000;

@@ -6,6 +6,7 @@
 
 mod client;
 mod harness;
+mod link;
 mod matching;
 mod packets;
 mod parse;
@@ -13,7 +14,9 @@ mod properties;
 mod random;
 
 pub(crate) use client::Client;
-pub(crate) use harness::{Broker, Start};
+pub(crate) use harness::{Broker, Start, free_port};
+
+pub(crate) use link::{Link, Transport, encrypt, papers, trusting};
 pub(crate) use matching::matches;
 pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};
 pub(crate) use parse::{AckKind, Packet, Publish, parse};

@@ -1,0 +1,94 @@
+//! The section `security`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::reader::Reader;
+use super::rooms::seconds;
+use crate::security::{AccountsConfig, Anonymous, Config, HashingConfig, JwtConfig, ProviderName};
+
+const YEAR_S: u64 = 365 * 24 * 3600;
+/// As many bytes as the hash that signs.
+const SIGNING_KEY_BYTES: usize = 64;
+
+pub(super) fn read(r: &mut Reader<'_>) -> Config {
+    let anonymous = match r.choice("security.allow-anonymous", &["loopback", "true", "false"]) {
+        0 => Anonymous::Loopback,
+        1 => Anonymous::Allowed,
+        _ => Anonymous::Refused,
+    };
+    let kept_min = r.number("mqtt.blocked-client.cleanup.ttl", "min", 0..=5_256_000);
+    let config = Config {
+        order: order(r),
+        scram: r.flag("security.mqtt.scram.enabled"),
+        anonymous,
+        credentials_file: path(r, "security.credentials-file"),
+        jwt: jwt(r),
+        hashing: HashingConfig {
+            threads: r.size("security.password-hashing.threads", "threads", 1..=64),
+            memory_kib: r.number("security.password-hashing.memory-kib", "KiB", 8..=1_048_576)
+                as u32,
+            iterations: r.number("security.password-hashing.iterations", "passes", 1..=100) as u32,
+        },
+        accounts: accounts(r),
+        unauthorized: r.flag("security.unauth-clients.enabled"),
+        blocked_kept: Duration::from_secs(kept_min * 60),
+    };
+    let jwt = &config.jwt;
+    if config.order.contains(&ProviderName::Jwt)
+        && jwt.secret.is_none()
+        && jwt.public_key_file.is_none()
+    {
+        let keys = ["security.mqtt.jwt.enabled"];
+        r.contradiction(&keys, "wanted security.mqtt.jwt.secret or public-key-file as well");
+    }
+    config
+}
+
+fn order(r: &mut Reader<'_>) -> Vec<ProviderName> {
+    let providers = [
+        (ProviderName::Basic, r.flag("security.mqtt.basic.enabled")),
+        (ProviderName::X509, r.flag("security.mqtt.ssl.enabled")),
+        (ProviderName::Jwt, r.flag("security.mqtt.jwt.enabled")),
+    ];
+    let order = r.order("security.mqtt.auth-order", &["basic", "x509", "jwt"]);
+    for (number, (provider, is_on)) in providers.iter().enumerate() {
+        if *is_on && !order.contains(&number) {
+            let provider = provider.text();
+            r.warnings.push(format!("{provider} is on, but not in security.mqtt.auth-order"));
+        }
+    }
+    let is_on = |number: &usize| providers[*number].1;
+    order.into_iter().filter(is_on).map(|number| providers[number].0).collect()
+}
+
+fn path(r: &mut Reader<'_>, key: &'static str) -> Option<PathBuf> {
+    r.text(key).map(PathBuf::from)
+}
+
+fn jwt(r: &mut Reader<'_>) -> JwtConfig {
+    JwtConfig {
+        secret: r.secret("security.mqtt.jwt.secret").map(Arc::from),
+        public_key_file: path(r, "security.mqtt.jwt.public-key-file"),
+        issuer: r.text("security.mqtt.jwt.issuer").map(Arc::from),
+        audience: r.text("security.mqtt.jwt.audience").map(Arc::from),
+        client_id_claim: r.text("security.mqtt.jwt.client-id-claim").map(Arc::from),
+        username_claim: r.text("security.mqtt.jwt.username-claim").map(Arc::from),
+        client_type_claim: r.text("security.mqtt.jwt.client-type-claim").map(Arc::from),
+        publish_claim: r.text("security.mqtt.jwt.pub-rules-claim").map(Arc::from),
+        subscribe_claim: r.text("security.mqtt.jwt.sub-rules-claim").map(Arc::from),
+    }
+}
+
+fn accounts(r: &mut Reader<'_>) -> AccountsConfig {
+    let signing_key = r.secret_bytes("security.jwt.tokenSigningKey", SIGNING_KEY_BYTES);
+    AccountsConfig {
+        username: r.text("security.admin.username").unwrap_or("admin").into(),
+        password: r.secret("security.admin.password").map(Arc::from),
+        signing_key: signing_key.map(Arc::from),
+        issuer: r.text("security.jwt.tokenIssuer").unwrap_or("sluice").into(),
+        token_life: seconds(r, "security.jwt.tokenExpirationTime", 60, YEAR_S),
+        refresh_life: seconds(r, "security.jwt.refreshTokenExpTime", 60, YEAR_S),
+    }
+}

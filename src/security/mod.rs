@@ -1,0 +1,185 @@
+//! Room 3: who may come in, and what they may do.
+//!
+//! What comes in: what a listener and a CONNECT say of a client; credentials, blocks and accounts
+//! from their tables. What goes out: a [`Grant`] or a refusal with its reason; tokens for
+//! administrators. Sessions call it at CONNECT and AUTH and ask the grant at each publish and
+//! subscription; the administration calls it to change things. Never: a password, token or key in
+//! a log line, a metric or an answer; a hash on a network thread; a socket.
+
+mod accounts;
+mod admission;
+mod blocked;
+mod config;
+mod credential;
+mod credentials_file;
+mod enhanced;
+mod hashing;
+mod identity;
+mod jwt;
+mod management;
+mod providers;
+mod rules;
+#[cfg(test)]
+mod rules_tests;
+mod scram;
+mod settle;
+mod store;
+mod template;
+mod unauthorized;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, Notify};
+
+pub use accounts::{Account, Role, Tokens};
+pub use blocked::{Block, BlockType, MatchTarget};
+pub use config::{AccountsConfig, Anonymous, Config, HashingConfig, JwtConfig, ProviderName};
+pub use credential::{Basic, Certificate, ClientType, Credential, Key, Proof, Scram, ScramHash};
+pub use enhanced::Step;
+pub use identity::{Attempt, ClientCertificate, Grant, Peer, Refused};
+pub use management::{Draft, DraftProof, FirstAdministrator, ManageError};
+pub use rules::{Action, AuthRules, Operation, Rights, Rule};
+pub use template::Who;
+pub use unauthorized::UnauthorizedClient;
+
+use accounts::Accounts;
+use blocked::Blocked;
+use hashing::Pool;
+use jwt::JwtKeys;
+use store::Credentials;
+use unauthorized::Unauthorized;
+
+use crate::storage::{ChangeLog, Durability, StorageError, Table, Unwatched};
+use crate::telemetry::clock;
+
+/// How often ended blocks and old refusals are cleared away (TBMQ clears blocks every 5 minutes).
+const PURGE_EVERY: Duration = Duration::from_secs(60);
+
+/// Everything that decides who comes in. Shared by sessions and administration.
+pub struct Security {
+    config: Config,
+    tables: Arc<dyn ChangeLog>,
+    pool: Pool,
+    credentials: Arc<Credentials>,
+    blocked: Arc<Blocked>,
+    accounts: Arc<Accounts>,
+    unauthorized: Unauthorized,
+    jwt: Option<Arc<JwtKeys>>,
+    /// Makes the salts of users that do not exist.
+    scram_secret: [u8; 32],
+    /// Changes by REST come one after another: none is made on what another just replaced.
+    writes: Mutex<()>,
+    /// How often connections had to be looked at.
+    looks: AtomicU64,
+    look: Notify,
+}
+
+impl std::fmt::Debug for Security {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Security").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Why the security settings can't hold.
+#[derive(Debug, thiserror::Error)]
+#[error("security: {0}")]
+pub struct SecurityError(String);
+
+impl Security {
+    pub fn new(config: Config, tables: Arc<dyn ChangeLog>) -> Result<Arc<Self>, SecurityError> {
+        let jwt_is_on = config.order.contains(&ProviderName::Jwt);
+        let jwt = jwt_is_on.then(|| JwtKeys::new(&config.jwt)).transpose();
+        Ok(Arc::new(Self {
+            pool: Pool::new(&config.hashing),
+            credentials: Arc::default(),
+            blocked: Arc::default(),
+            accounts: Arc::default(),
+            unauthorized: Unauthorized::default(),
+            jwt: jwt.map_err(SecurityError)?.map(Arc::new),
+            scram_secret: credential::random(),
+            writes: Mutex::default(),
+            looks: AtomicU64::new(0),
+            look: Notify::new(),
+            config,
+            tables,
+        }))
+    }
+
+    /// Takes up what is stored, before a listener opens. Blocks on the medium.
+    pub fn load(&self) -> Result<(), StorageError> {
+        let mut fault = Ok(());
+        let mut note = |result: Result<(), StorageError>| {
+            if fault.is_ok() {
+                fault = result;
+            }
+        };
+        self.tables.load(Table::Credentials, &mut |_, _, value| {
+            note(self.credentials.load(value));
+        })?;
+        self.tables.load(Table::Blocked, &mut |_, _, value| note(self.blocked.load(value)))?;
+        self.tables.load(Table::Settings, &mut |_, key, value| {
+            note(self.accounts.set(key, Some(value)));
+        })?;
+        fault?;
+        self.tables.follow(Table::Credentials, Arc::clone(&self.credentials) as _);
+        self.tables.follow(Table::Blocked, Arc::clone(&self.blocked) as _);
+        self.tables.follow(Table::Settings, Arc::clone(&self.accounts) as _);
+        Ok(())
+    }
+
+    /// Acts on changes from wherever they come, and clears away what is over.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = self.credentials.news.notified() => self.act().await,
+                () = tokio::time::sleep(PURGE_EVERY) => self.purge(),
+            }
+        }
+    }
+
+    /// Makes what was changed act on connections that are there. Compiling is no work for this
+    /// thread.
+    async fn act(&self) {
+        let credentials = Arc::clone(&self.credentials);
+        let acted = tokio::task::spawn_blocking(move || credentials.act_on_live()).await;
+        if acted.unwrap_or(true) {
+            self.look_again();
+        }
+    }
+
+    fn purge(&self) {
+        let now_ms = clock::wall_ms();
+        self.unauthorized.purge(now_ms);
+        let rows = self.blocked.purge(now_ms, self.config.blocked_kept.as_millis() as u64);
+        if !rows.is_empty() {
+            let sink = Arc::new(Unwatched("the end of blocks"));
+            self.tables.put(rows, Durability::Durable, sink, 0);
+        }
+    }
+
+    fn look_again(&self) {
+        self.looks.fetch_add(1, Ordering::AcqRel);
+        self.look.notify_waiters();
+    }
+
+    /// Waits until connections have to be looked at, more often than `seen` times; how often it is
+    /// now. Cancel safe: yes.
+    pub async fn changed(&self, seen: u64) -> u64 {
+        loop {
+            let notified = self.look.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let looks = self.looks.load(Ordering::Acquire);
+            if looks != seen {
+                return looks;
+            }
+            notified.await;
+        }
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+}

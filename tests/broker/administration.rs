@@ -1,0 +1,288 @@
+//! The administration by REST: logins and roles, lists in pages, sessions, retained messages.
+
+use serde_json::{Value, json};
+
+use crate::operator::{self, Operator, PASSWORD};
+use crate::support::{Broker, Client, Connect, Start};
+
+/// Without a token nothing is shown or changed; health and metrics stay open.
+#[test]
+fn the_administration_needs_a_login() {
+    let broker = operator::start().start();
+    let mut stranger = Operator::stranger(&broker);
+    let document = stranger.get("/v3/api-docs").ok();
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() >= 20, "{document}");
+    for token in [None, Some("x".to_owned()), Some("eyJhbGciOiJub25lIn0.e30.".to_owned())] {
+        stranger.token = token;
+        for (path, methods) in paths {
+            let path = path.replace("{id}", "x").replace("{username}", "x");
+            for method in methods.as_object().unwrap().keys() {
+                if path == "/api/auth/login" || path == "/api/auth/token" {
+                    continue;
+                }
+                let answer = stranger.ask(&method.to_uppercase(), &path, None);
+                assert_eq!(answer.status, 401, "{method} {path}: {}", answer.text);
+            }
+        }
+    }
+    for open in ["/actuator/health", "/actuator/info", "/actuator/prometheus"] {
+        assert_eq!(stranger.get(open).status, 200, "{open}");
+    }
+}
+
+/// The first start makes an administrator and prints its password once, on standard output and
+/// not again; the key that signs tokens is made then, too, and stays.
+#[test]
+fn the_first_start_makes_an_administrator() {
+    let mut broker = Broker::start();
+    let printed = |log: &str| {
+        let line = log.lines().find_map(|line| line.trim().strip_prefix("password "));
+        line.map(|password| password.trim().to_owned())
+    };
+    broker.eventually("the password", |broker| printed(&broker.log()).is_some());
+    let password = printed(&broker.log()).unwrap();
+    let operator = Operator::login_as(&broker, "admin", &password);
+    let me = operator.get("/api/auth/user").ok();
+    assert_eq!((&me["username"], &me["role"]), (&json!("admin"), &json!("ADMINISTRATOR")));
+    broker.kill_and_restart();
+    assert_eq!(broker.log().matches("password ").count(), 1, "shown once");
+    let again = Operator { token: operator.token, ..Operator::stranger(&broker) };
+    again.get("/api/auth/user").ok();
+    let other = Broker::start();
+    let elsewhere = Operator { token: again.token, ..Operator::stranger(&other) };
+    elsewhere.get("/api/auth/user").refused(401);
+}
+
+/// A viewer sees everything and changes nothing; a password's change makes earlier tokens
+/// worthless; the last administrator can't go.
+#[test]
+fn roles_and_passwords_hold() {
+    let broker = operator::start().start();
+    let admin = Operator::login(&broker);
+    let viewer = json!({ "username": "v", "password": "look", "role": "VIEWER" });
+    admin.post("/api/admin", &viewer).ok();
+    let viewer = Operator::login_as(&broker, "v", "look");
+    viewer.get("/api/client-session").ok();
+    viewer.get("/api/mqtt/client/credentials").ok();
+    let credential = json!({ "name": "n", "credentialsValue": { "userName": "u" } });
+    viewer.post("/api/mqtt/client/credentials", &credential).refused(403);
+    viewer.delete("/api/client-session/remove?clientId=x").refused(403);
+    viewer.get("/api/admin").refused(403);
+    let change = json!({ "currentPassword": "look", "newPassword": "other" });
+    let tokens = viewer.post("/api/auth/changePassword", &change).ok();
+    viewer.get("/api/auth/user").refused(401);
+    let refresh = json!({ "refreshToken": tokens["refreshToken"] });
+    let renewed = viewer.post("/api/auth/token", &refresh).ok();
+    let access = json!({ "refreshToken": renewed["token"] });
+    viewer.post("/api/auth/token", &access).refused(401);
+    let token = renewed["token"].as_str().map(str::to_owned);
+    let viewer = Operator { token, ..Operator::stranger(&broker) };
+    viewer.get("/api/auth/user").ok();
+    admin.delete("/api/admin/v").ok();
+    viewer.get("/api/auth/user").refused(401);
+    admin.delete("/api/admin/admin").refused(409);
+    let demoted = json!({ "username": "admin", "password": "x", "role": "VIEWER" });
+    admin.post("/api/admin", &demoted).refused(409);
+    let listed = admin.get("/api/admin").ok();
+    assert_eq!(listed["totalElements"], 1);
+    assert!(!listed.to_string().contains("argon2"), "{listed}");
+}
+
+/// Passwords can't be tried without end: 429, for the account and for the address.
+#[test]
+fn login_attempts_are_limited() {
+    let broker = operator::start().start();
+    let stranger = Operator::stranger(&broker);
+    let try_with = |username: &str, password: &str| {
+        let body = json!({ "username": username, "password": password });
+        stranger.post("/api/auth/login", &body).status
+    };
+    for attempt in 0..10 {
+        assert_eq!(try_with("admin", &format!("guess {attempt}")), 401);
+    }
+    assert_eq!(try_with("admin", PASSWORD), 429, "not even the right one is looked at");
+    assert_eq!(try_with("somebody else", "guess"), 429, "the address has tried too often");
+    assert!(broker.metric("adminLoginsRefused_total").unwrap() >= 2.0);
+    assert!(!broker.log().contains("guess"));
+}
+
+/// A password that the operator gives holds at the next start: the way back in.
+#[test]
+fn a_given_password_is_in_force_at_each_start() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let on_folder = |password: &str| {
+        Start::new()
+            .env("STORAGE_EMBEDDED_PATH", folder.path().join("d").display())
+            .env("SECURITY_ADMIN_PASSWORD", password)
+    };
+    on_folder("first").start().stop();
+    let broker = on_folder("second").start();
+    Operator::login_as(&broker, "admin", "second");
+    let body = json!({ "username": "admin", "password": "first" });
+    Operator::stranger(&broker).post("/api/auth/login", &body).refused(401);
+}
+
+/// Credentials are made, found, listed in pages, changed and deleted; no answer holds a secret.
+#[test]
+fn credentials_are_kept_by_rest() {
+    let broker = operator::start().start();
+    let operator = Operator::login(&broker);
+    let path = "/api/mqtt/client/credentials";
+    // TBMQ's form: the value is JSON in a text.
+    let text = json!({ "userName": "u0", "password": "hush-hush" }).to_string();
+    let tbmq = json!({ "name": "n0", "clientType": "APPLICATION",
+        "credentialsType": "MQTT_BASIC", "credentialsValue": text });
+    let first = operator.post(path, &tbmq).ok();
+    assert_eq!(first["credentialsId"], "username|u0");
+    assert_eq!(
+        (&first["clientType"], &first["hasPassword"]),
+        (&json!("APPLICATION"), &json!(true))
+    );
+    for number in 1..25 {
+        let value = json!({ "clientId": format!("c{number}"), "password": "hush-hush" });
+        operator.credential(&format!("n{number}"), &value);
+    }
+    let pages = |query: &str| operator.get(&format!("{path}?{query}")).ok();
+    let page = pages("pageSize=10&page=2&sortProperty=name&sortOrder=DESC");
+    let names = |page: &Value| -> Vec<String> {
+        let all = page["data"].as_array().unwrap();
+        all.iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&page), ["n12", "n11", "n10", "n1", "n0"]);
+    let counted = (&page["totalElements"], &page["totalPages"], &page["hasNext"]);
+    assert_eq!(counted, (&json!(25), &json!(3), &json!(false)));
+    assert_eq!(
+        names(&pages("textSearch=N2&sortProperty=name")),
+        ["n2", "n20", "n21", "n22", "n23", "n24"]
+    );
+    let v2 = "/api/v2/mqtt/client/credentials?clientTypeList=APPLICATION";
+    assert_eq!(names(&operator.get(v2).ok()), ["n0"]);
+    assert_eq!(operator.get(&format!("{path}?name=n7")).ok()["credentialsId"], "client_id|c7");
+    let id = first["id"].as_str().unwrap();
+    let one = operator.get(&format!("{path}/{id}")).ok();
+    let shown = [pages("pageSize=1000"), one, first.clone()].map(|v| v.to_string()).concat();
+    assert!(!shown.contains("hush") && !shown.contains("argon2"), "{shown}");
+    for bad in ["pageSize=0", "pageSize=1001", "sortProperty=x", "sortOrder=x", "page=x"] {
+        operator.get(&format!("{path}?{bad}")).refused(400);
+    }
+    operator.get(&format!("{path}?pageSize=1000&page=100")).refused(400);
+    operator
+        .post(path, &json!({ "name": "n1", "credentialsValue": { "userName": "w" } }))
+        .refused(409);
+    operator
+        .post(path, &json!({ "name": "w", "credentialsValue": { "userName": "u0" } }))
+        .refused(409);
+    operator.post(path, &json!({ "name": "w", "credentialsValue": {} })).refused(400);
+    operator
+        .post(path, &json!({ "name": "", "credentialsValue": { "userName": "w" } }))
+        .refused(400);
+    operator
+        .post(path, &json!({ "id": "0", "name": "w", "credentialsValue": { "userName": "w" } }))
+        .refused(404);
+    operator.delete(&format!("{path}/{id}")).ok();
+    operator.get(&format!("{path}/{id}")).refused(404);
+    operator.delete(&format!("{path}/{id}")).refused(404);
+    let certificate = json!({ "certCnPattern": "dev-.*", "certCnIsRegex": true,
+        "authRulesMapping": { "dev": { "pubAuthRulePatterns": ["${cn}/.*"] } } });
+    let body = json!({ "name": "x", "credentialsType": "X_509", "credentialsValue": certificate });
+    assert_eq!(operator.post(path, &body).ok()["credentialsId"], "ssl|dev-.*");
+}
+
+/// Sessions and subscriptions are listed, shown, disconnected and removed; what is removed is gone
+/// for good, over a kill.
+#[test]
+fn sessions_are_seen_and_ended() {
+    let mut broker = operator::start().start();
+    let operator = Operator::login(&broker);
+    let mut live = Client::connect(&broker, &Connect::v5("live").persistent().keep_alive(60));
+    live.subscribe("a/+", 1);
+    live.subscribe("b", 2);
+    let mut away = Client::connect(&broker, &Connect::v5("away").persistent());
+    away.subscribe("c", 1);
+    away.disconnect();
+    broker.await_metric("connectedSessions", 1.0);
+    let shown = operator.get("/api/client-session?clientId=live").ok();
+    assert_eq!(shown["connectionState"], "CONNECTED");
+    assert_eq!(shown["subscriptions"].as_array().unwrap().len(), 2);
+    assert_eq!((&shown["keepAliveSeconds"], &shown["mqttVersion"]), (&json!(60), &json!(5)));
+    operator.get("/api/client-session?clientId=nobody").refused(404);
+    let ids = |query: &str| -> Vec<String> {
+        let page = operator.get(query).ok();
+        let all = page["data"].as_array().unwrap();
+        all.iter().map(|one| one["clientId"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids("/api/client-session?pageSize=10"), ["away", "live"]);
+    assert_eq!(ids("/api/client-session?textSearch=LIV"), ["live"]);
+    assert_eq!(ids("/api/v2/client-session?connectedStatusList=DISCONNECTED"), ["away"]);
+    let totals = operator.get("/api/client-session/info").ok();
+    assert_eq!((&totals["connectedCount"], &totals["totalCount"]), (&json!(1), &json!(2)));
+    let of_live = operator.get("/api/subscription?clientId=live").ok();
+    assert_eq!(of_live.as_array().unwrap().len(), 2);
+    let filters =
+        operator.get("/api/subscription/all?sortProperty=topicFilter&sortOrder=DESC").ok();
+    assert_eq!(filters["data"][0]["topicFilter"], "c");
+    assert_eq!(filters["totalElements"], 3);
+    let path = "/api/client-session/disconnect?clientId=live";
+    operator.delete(&format!("{path}&sessionId=1")).refused(404);
+    let session = shown["sessionId"].as_str().unwrap();
+    operator.delete(&format!("{path}&sessionId={session}")).ok();
+    live.expect_refusal(&[0x98]);
+    broker.await_metric("connectedSessions", 0.0);
+    operator.delete(path).refused(404);
+    assert_eq!(ids("/api/client-session"), ["away", "live"], "the session stays");
+    operator.delete("/api/client-session/remove?clientId=away").ok();
+    operator.delete("/api/client-session/remove?clientId=away").refused(404);
+    let mut back = Client::connect(&broker, &Connect::v5("live").persistent());
+    assert!(back.session_present);
+    operator.delete("/api/client-session/remove?clientId=live").ok();
+    back.expect_refusal(&[0x98]);
+    broker.eventually("no session", |_| ids("/api/client-session").is_empty());
+    broker.kill_and_restart();
+    for id in ["live", "away"] {
+        let client = Client::connect(&broker, &Connect::v5(id).persistent());
+        assert!(!client.session_present, "{id}");
+    }
+}
+
+/// Retained messages are listed, shown with their payload, and deleted for everybody.
+#[test]
+fn retained_messages_are_seen_and_deleted() {
+    let mut broker = operator::start().start();
+    let operator = Operator::login(&broker);
+    let mut client = Client::connect(&broker, &Connect::v5("c"));
+    for topic in ["a/1", "a/2", "b"] {
+        client.retain(topic, format!("of {topic}"));
+    }
+    let page = operator.get("/api/retained-msg?topicFilter=a/%23&sortOrder=DESC").ok();
+    assert_eq!((&page["totalElements"], &page["data"][0]["topicName"]), (&json!(2), &json!("a/2")));
+    let one = operator.get("/api/retained-msg?topicName=a/1").ok();
+    assert_eq!((&one["payload"], &one["qos"]), (&json!("b2YgYS8x"), &json!(1)));
+    operator.get("/api/retained-msg?topicFilter=a/%23/b").refused(400);
+    operator.delete("/api/retained-msg?topicName=a/1").ok();
+    operator.delete("/api/retained-msg?topicName=a/1").refused(404);
+    client.subscribe("#", 1);
+    let mut left = vec![client.take().topic(), client.take().topic()];
+    left.sort();
+    assert_eq!(left, ["a/2", "b"]);
+    broker.kill_and_restart();
+    Operator::login(&broker).get("/api/retained-msg?topicName=a/1").refused(404);
+}
+
+/// Bodies and connections are bounded, and what is no JSON is answered, not dropped.
+#[test]
+fn odd_requests_are_answered() {
+    let broker = operator::start().start();
+    let operator = Operator::login(&broker);
+    let path = "/api/mqtt/client/credentials";
+    for odd in ["", "{", "[]", "null", "{\"name\":1}"] {
+        let status = operator.ask("POST", path, Some(odd)).status;
+        assert!([400, 415, 422].contains(&status), "{odd}: {status}");
+    }
+    let large = json!({ "name": "x".repeat(80_000), "credentialsValue": {} });
+    assert_eq!(operator.post(path, &large).status, 413);
+    assert_eq!(operator.ask("PUT", path, None).status, 405);
+    assert_eq!(operator.get("/api/nothing").status, 404);
+    let text = json!({ "name": "x", "credentialsValue": "{ no json" });
+    operator.post(path, &text).refused(400);
+}
