@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::admin::{Component, HealthSource, disk};
 use crate::config::Config;
-use crate::storage::PublishLog;
+use crate::storage::{Profile, PublishLog};
 
 /// Read at each request; nothing is kept up for it.
 #[derive(Clone)]
@@ -24,7 +24,11 @@ impl Health {
             listening: Arc::default(),
             log,
             folder: embedded.path.clone(),
-            min_free_bytes: embedded.min_free_bytes,
+            // Kafka and Redis look after their own disks.
+            min_free_bytes: match config.storage.profile {
+                Profile::Embedded => embedded.min_free_bytes,
+                Profile::Cluster => 0,
+            },
         }
     }
 

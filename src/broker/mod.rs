@@ -19,7 +19,6 @@ use tokio::task::JoinHandle;
 use crate::admin::{Admin, Info, Managed};
 use crate::config::Config;
 use crate::listener::Listeners;
-use crate::storage::Embedded;
 use crate::telemetry::{self, Door, task};
 
 pub use node::{Loaded, Node};
@@ -30,7 +29,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Broker {
     node: Node,
-    embedded: Arc<Embedded>,
+    backend: storage::Backend,
     listeners: Vec<JoinHandle<()>>,
     /// What only prints or keeps books.
     beside: Vec<JoinHandle<()>>,
@@ -45,8 +44,7 @@ impl Broker {
     /// Starts everything, listeners last: what is stored is in force before a client can come.
     pub async fn start(mut config: Config) -> Result<Self, Fault> {
         let plan = plan::apply(&mut config)?;
-        let (embedded, stores) = storage::open(&config).await?;
-        let embedded = Arc::new(embedded);
+        let (backend, stores) = storage::Backend::open(&config).await?;
         let settings = config.clone();
         let (log, loading) = (Arc::clone(&stores.log), move || Node::load(&settings, &stores));
         let node = tokio::task::spawn_blocking(loading).await??.start().await;
@@ -64,7 +62,7 @@ impl Broker {
         };
         beside.extend(plan.map(|plan| task::spawn("plan", plan::watch(plan))));
         let health = health::Health::new(&config, log);
-        let info = Info { node_id: Arc::clone(&config.service.id), storage: "embedded" };
+        let info = Info { node_id: Arc::clone(&config.service.id), storage: backend.name() };
         access::prepare(&node, &config).await?;
         let source = Arc::new(health.clone());
         let admin = Admin::bind(&config.admin, info, source, Some(managed)).await?;
@@ -80,7 +78,7 @@ impl Broker {
         }
         tracing::info!(address = %http, node = %config.service.id, "http listener on {http}");
         let drain_timeout = config.service.drain_timeout;
-        Ok(Self { node, embedded, listeners, beside, admin, stop_admin, mqtt, http, drain_timeout })
+        Ok(Self { node, backend, listeners, beside, admin, stop_admin, mqtt, http, drain_timeout })
     }
 
     pub fn mqtt_addr(&self) -> Option<SocketAddr> {
@@ -97,8 +95,7 @@ impl Broker {
         asked.await;
         self.listeners.iter().chain(&self.beside).for_each(JoinHandle::abort);
         self.node.stop(self.drain_timeout).await;
-        let embedded = Arc::clone(&self.embedded);
-        tokio::task::spawn_blocking(move || embedded.stop()).await??;
+        self.backend.stop(self.drain_timeout).await?;
         // The receiver goes when the administration has ended by itself.
         self.stop_admin.send(()).ok();
         self.admin.await?;

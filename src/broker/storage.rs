@@ -1,10 +1,67 @@
 //! Which backend, with which settings.
 
-use crate::config::Config;
-use crate::storage::{Embedded, EmbeddedSettings, StorageError, Stores, SyncMode};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Opens the embedded profile. It reads and replays, so it runs on a blocking thread.
-pub(super) async fn open(config: &Config) -> Result<(Embedded, Stores), super::Fault> {
+use parking_lot::Mutex;
+
+use super::Fault;
+use crate::config::Config;
+use crate::limits::BATCH_BYTES;
+use crate::listener;
+
+use crate::storage::{
+    Embedded, EmbeddedSettings, Kafka, KafkaSettings, LocalBucket, Profile, Redis, StorageError,
+    Stores, SyncMode,
+};
+
+/// What a record needs beside the packet or the batch that it holds.
+const RECORD_ROOM: usize = 64 * 1024;
+
+/// What runs behind the ports, until [`Backend::stop`].
+#[derive(Debug)]
+pub(super) enum Backend {
+    Embedded(Embedded),
+    /// The log and the tables, and the queues.
+    Cluster(Kafka, Mutex<Option<Redis>>),
+}
+
+impl Backend {
+    pub(super) async fn open(config: &Config) -> Result<(Self, Stores), Fault> {
+        match config.storage.profile {
+            Profile::Embedded => embedded(config).await,
+            Profile::Cluster => cluster(config).await,
+        }
+    }
+
+    /// The profile's name.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Backend::Embedded(_) => "embedded",
+            Backend::Cluster(..) => "cluster",
+        }
+    }
+
+    /// An orderly end. The log comes first: its last commit stands for what is in the queues.
+    pub(super) async fn stop(self, patience: Duration) -> Result<(), Fault> {
+        match self {
+            Backend::Embedded(embedded) => {
+                tokio::task::spawn_blocking(move || embedded.stop()).await??;
+            }
+            Backend::Cluster(kafka, redis) => {
+                let redis = redis.lock().take();
+                if let Some(redis) = redis {
+                    redis.stop(patience).await?;
+                }
+                tokio::task::spawn_blocking(move || kafka.stop()).await??;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// It reads and replays, so it runs on a blocking thread.
+async fn embedded(config: &Config) -> Result<(Backend, Stores), Fault> {
     let embedded = &config.storage.embedded;
     let mut settings = EmbeddedSettings::default();
     settings.wal.segment_bytes = embedded.segment_bytes;
@@ -23,5 +80,35 @@ pub(super) async fn open(config: &Config) -> Result<(Embedded, Stores), super::F
     let path = embedded.path.clone();
     let opened: Result<_, StorageError> =
         tokio::task::spawn_blocking(move || Embedded::open(&path, settings)).await?;
-    Ok(opened?)
+    let (embedded, stores) = opened?;
+    Ok((Backend::Embedded(embedded), stores))
+}
+
+async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
+    let mut settings = KafkaSettings::new(config.storage.kafka.clone());
+    let packet = largest_packet(&config.listener);
+    settings.node = config.service.id.to_string();
+    settings.max_record_bytes = packet.max(BATCH_BYTES) + RECORD_ROOM;
+    let mut queues = config.storage.redis.clone();
+    queues.queue_limit = config.storage.device_queue_messages as u64;
+    queues.queue_ttl = config.storage.device_message_ttl;
+    queues.bucket = super::limits::windows(config.session.total_rate.windows.as_ref());
+    let device = super::limits::windows(config.routing.device_persisted_rate.as_ref());
+    let redis = Redis::connect(queues).await?;
+    let kafka = tokio::task::spawn_blocking(move || Kafka::open(settings)).await??;
+    let stores = Stores {
+        log: kafka.log(),
+        tables: kafka.tables(),
+        queues: redis.queues(),
+        bucket: redis.bucket(),
+        // Of this node alone, as long as there is one.
+        device_bucket: Arc::new(LocalBucket::new(&device)),
+    };
+    Ok((Backend::Cluster(kafka, Mutex::new(Some(redis))), stores))
+}
+
+fn largest_packet(listener: &listener::Config) -> usize {
+    let doors = [&listener.tcp, &listener.ssl, &listener.ws, &listener.wss];
+    let packets = doors.into_iter().flatten().map(|door| door.max_packet_bytes);
+    packets.chain(listener.unix.iter().map(|unix| unix.max_packet_bytes)).max().unwrap_or(0)
 }

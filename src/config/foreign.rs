@@ -78,7 +78,12 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.integration-uplink-notifications.", Why::NotYet),
     ("queue.integration-uplink.", Why::NotYet),
     ("queue.internode-notifications.", Why::Never),
-    ("queue.kafka.", Why::NotYet),
+    ("queue.kafka.app-persisted-msg", Why::NotYet),
+    ("queue.kafka.application-removed-event.", Why::NotYet),
+    ("queue.kafka.consumer-properties-per-topic.", Why::NotYet),
+    ("queue.kafka.home-page.", Why::NotYet),
+    ("queue.kafka.integration", Why::NotYet),
+    ("queue.kafka.", Why::Never),
     ("queue.msg-all.", Why::Never),
     ("queue.persisted-downlink-msg.", Why::Never),
     ("queue.retained-msg.", Why::Never),
@@ -100,7 +105,15 @@ const KEYS: &[(&str, Why)] = &[
 /// Switches that an operator turns on and then relies on: (key, variable, what "off" looks like).
 pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[("server.ssl.enabled", "SSL_ENABLED", OFF)];
 /// Keys whose values are shown to nobody, besides all that end with `password`.
-pub(super) const SECRETS: &[&str] = &["security.jwt.signing-key", "security.mqtt.jwt.secret"];
+pub(super) const SECRETS: &[&str] = &[
+    "queue.kafka.admin.config",
+    "queue.kafka.default.config",
+    "queue.kafka.default.consumer.config",
+    "queue.kafka.default.producer.config",
+    "security.jwt.signing-key",
+    "security.jwt.tokenSigningKey",
+    "security.mqtt.jwt.secret",
+];
 /// What is shown instead.
 pub(super) const SECRET: &str = "(secret)";
 const OFF: &[&str] = &["", "false"];

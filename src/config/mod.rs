@@ -8,6 +8,7 @@
 mod doors;
 mod fault;
 mod foreign;
+mod kafka;
 mod load;
 mod placeholder;
 mod reader;

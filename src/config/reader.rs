@@ -249,6 +249,41 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// `host:port`, several with commas, as Kafka's and Redis's clients take them.
+    pub(super) fn servers(&mut self, key: &'static str) -> String {
+        self.read(key, "host:port, several with commas".into(), |text| {
+            let good = |server: &str| {
+                let (host, port) = server.trim().rsplit_once(':')?;
+                let port = port.parse::<u16>().ok()?;
+                (!host.is_empty() && port > 0).then_some(())
+            };
+            text.split(',').map(good).collect::<Option<Vec<()>>>()?;
+            Some(text.to_owned())
+        })
+    }
+
+    /// A name of a topic, or the beginning of one.
+    pub(super) fn topic(&mut self, key: &'static str) -> String {
+        self.read(key, "letters, digits, dot, _ and -".into(), |text| {
+            let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+            (text.len() <= 200 && text.chars().all(good)).then(|| text.to_owned())
+        })
+    }
+
+    /// Settings for somebody else; a semicolon in a value is written with a backslash.
+    pub(super) fn pairs(&mut self, key: &'static str) -> Vec<(String, String)> {
+        self.read(key, "name:value;name:value;…".into(), |text| {
+            let hidden = text.replace("\\;", "\0");
+            let pairs = hidden.split(';').map(str::trim).filter(|pair| !pair.is_empty());
+            let pair = |pair: &str| {
+                let (name, value) = pair.split_once(':')?;
+                let value = value.trim().replace('\0', ";");
+                (!name.trim().is_empty()).then(|| (name.trim().to_owned(), value))
+            };
+            pairs.map(pair).collect()
+        })
+    }
+
     pub(super) fn fault(&mut self, text: String) {
         self.faults.push(Fault::Contradiction(text));
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reader::Reader;
-use super::{Config, ServiceConfig, doors};
+use super::{Config, ServiceConfig, doors, kafka};
 use crate::limits::{KB, RateWindows};
 use crate::session::TotalRate;
-use crate::storage::{EmbeddedConfig, SyncMode};
+use crate::storage::{EmbeddedConfig, Profile, SyncMode};
 use crate::{admin, delivery, limits, routing, session, storage, telemetry};
 
 const U32_MAX: u64 = u32::MAX as u64;
@@ -181,13 +181,18 @@ fn watermark(r: &mut Reader<'_>, key: &'static str) -> usize {
 }
 
 fn storage(r: &mut Reader<'_>) -> storage::Config {
-    r.choice("storage.type", &["embedded"]);
+    let profile = match r.choice("storage.type", &["embedded", "cluster"]) {
+        0 => Profile::Embedded,
+        _ => Profile::Cluster,
+    };
     let sync = match r.choice("storage.embedded.sync", &["always", "never"]) {
         0 => SyncMode::Always,
         _ => SyncMode::Never,
     };
     let redis = super::redis::read(r);
     storage::Config {
+        profile,
+        kafka: kafka::read(r),
         redis,
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),
@@ -243,11 +248,15 @@ fn relations(r: &mut Reader<'_>, config: &Config) {
         let budgets = ["listener.read_ahead_bytes", "listener.inbound_budget_bytes"];
         r.contradiction(&budgets, "wanted a node's budget that holds one connection's");
     }
+    let segment_bytes = match config.storage.profile {
+        Profile::Embedded => config.storage.embedded.segment_bytes,
+        Profile::Cluster => u64::MAX,
+    };
     doors::relations(
         r,
         &config.listener,
         config.admin.bind,
         config.session.inbound_budget_bytes,
-        config.storage.embedded.segment_bytes,
+        segment_bytes,
     );
 }

@@ -5,7 +5,7 @@ use tempfile::NamedTempFile;
 
 use super::*;
 use crate::limits;
-use crate::storage::SyncMode;
+use crate::storage::{KafkaConfig, Profile, SyncMode};
 
 const TBMQ: &str = include_str!("testdata/tbmq.yml");
 
@@ -109,7 +109,7 @@ fn a_tbmq_file_starts_with_one_warning() {
         "listener.ws.netty.worker_group_thread_count",
         "spring.mvc.cors.mappings.[/api/**].allowed-origin-patterns",
         "sql.ts.batch_size",
-        "queue.kafka.msg-all.topic-properties",
+        "queue.kafka.default.producer.acks",
         "mqtt.connect.threads",
     ] {
         let times = warning.split([' ', ',', ';']).filter(|word| *word == key).count();
@@ -120,7 +120,17 @@ fn a_tbmq_file_starts_with_one_warning() {
         assert!(!warning.contains(ours), "{ours}: {warning}");
     }
     let changed: Vec<&str> = loaded.changed.iter().map(|changed| changed.key.as_str()).collect();
-    let differ = ["management.endpoint.health.show-details", "management.health.diskspace.enabled"];
+    let differ = [
+        "management.endpoint.health.show-details",
+        "management.health.diskspace.enabled",
+        "queue.kafka.admin.config",
+        "queue.kafka.client-session.additional-consumer-config",
+        "queue.kafka.client-session.topic-properties",
+        "queue.kafka.msg-all.additional-consumer-config",
+        "queue.kafka.msg-all.topic-properties",
+        "queue.kafka.retained-msg.additional-consumer-config",
+        "queue.kafka.retained-msg.topic-properties",
+    ];
     assert_eq!(changed, differ, "everything else has TBMQ's default");
     let moved = good(TBMQ, &[("LISTENER_TCP_BIND_PORT", "2883")]);
     assert_eq!(moved.config.listener.tcp.unwrap().bind.port(), 2883);
@@ -279,8 +289,37 @@ fn values_that_contradict_each_other_stop_the_start() {
         &["read_ahead_bytes", "inbound_budget_bytes"],
     );
     fault("listener.tcp.netty.max_payload_size: 100000000\n", &[], &["segment-bytes"]);
-    fault("storage.type: cluster\n", &[], &["storage.type", "wanted embedded"]);
+    fault("storage.type: file\n", &[], &["storage.type", "wanted embedded or cluster"]);
     fault("mqtt.shared-subscriptions.processing-type: RANDOM\n", &[], &["wanted ROUND_ROBIN"]);
+}
+
+/// CLU: TBMQ's words for Kafka, semicolons in values included.
+#[test]
+fn kafka_is_reached_with_tbmqs_words() {
+    let env = [
+        ("STORAGE_TYPE", "cluster"),
+        ("TB_KAFKA_SERVERS", "k1:9092,k2:9093"),
+        ("TB_KAFKA_PREFIX", "prod."),
+        ("TB_KAFKA_DEFAULT_PRODUCER_CONSUMER_CONFIG", "a.b:c:d ; e:f\\;g;"),
+        ("TB_KAFKA_CLIENT_SESSION_TOPIC_PROPERTIES", "partitions:3;replication.factor:2"),
+    ];
+    let storage = good("", &env).config.storage;
+    assert_eq!(storage.profile, Profile::Cluster);
+    let kafka = storage.kafka;
+    assert_eq!((&*kafka.servers, &*kafka.prefix), ("k1:9092,k2:9093", "prod."));
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(kafka.common, [pair("a.b", "c:d"), pair("e", "f;g")]);
+    let sessions = kafka.topics.sessions;
+    assert_eq!(sessions.properties, [pair("partitions", "3"), pair("replication.factor", "2")]);
+    assert_eq!(load(None, &|_| None).unwrap().config.storage.kafka, KafkaConfig::default());
+    for (name, bad) in [
+        ("TB_KAFKA_SERVERS", "k1"),
+        ("TB_KAFKA_SERVERS", ""),
+        ("TB_KAFKA_PREFIX", "a/b"),
+        ("TB_KAFKA_ADMIN_CONFIG", "no value"),
+    ] {
+        fault("", &[(name, bad)], &[name, "wanted"]);
+    }
 }
 
 /// PAR-07, QTA-03: every number at 0, 1, its ends, beyond them and far beyond is either good or

@@ -222,3 +222,7 @@ const _: () = assert!(DEFAULT_CLAIM_TIMEOUT_MS < DEFAULT_CONNECT_TIMEOUT_MS);
 const _: () = assert!(DEFAULT_CLAIM_TIMEOUT_MS < DEFAULT_APPEND_TIMEOUT_MS);
 // The table in the module's head.
 const _: () = assert!(CONNECTION_WORST_CASE_BYTES == 3_342_316);
+
+/// Messages of a log that were read and wait for their consumer, on Kafka; more stay in Kafka.
+pub const FEED_BYTES: usize = 32 << 20;
+pub const FEED_MESSAGES: usize = 262_144;

@@ -6,8 +6,19 @@ use std::time::Duration;
 pub use super::embedded::wal::SyncMode;
 use super::redis::RedisSettings;
 
+/// Which backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Everything in one folder.
+    Embedded,
+    /// Kafka and Redis.
+    Cluster,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    pub profile: Profile,
+    pub kafka: KafkaConfig,
     pub embedded: EmbeddedConfig,
     /// Used by the cluster profile; the bounds of queues are the two below, and the token bucket's
     /// windows are those of the total rate.
@@ -16,6 +27,77 @@ pub struct Config {
     pub device_queue_messages: usize,
     /// Life of a queued message whose publisher gave it no expiry (DEV-6).
     pub device_message_ttl: Duration,
+}
+
+/// Where the log and the tables of the cluster profile are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KafkaConfig {
+    /// `host:port`, several with commas.
+    pub servers: String,
+    /// Stands before the name of every topic and group.
+    pub prefix: String,
+    /// Settings of Kafka's clients: for all, for consumers, for producers, for administration.
+    pub common: Vec<(String, String)>,
+    pub consumer: Vec<(String, String)>,
+    pub producer: Vec<(String, String)>,
+    pub admin: Vec<(String, String)>,
+    /// How long a start, a stop or an administrator's command may wait for Kafka.
+    pub command_timeout: Duration,
+    pub topics: Topics,
+}
+
+/// One topic: its name without the prefix, and what it is made and used with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopicConfig {
+    pub name: String,
+    /// Kafka's settings of the topic, and `partitions` and `replication.factor`.
+    pub properties: Vec<(String, String)>,
+    pub consumer: Vec<(String, String)>,
+    pub producer: Vec<(String, String)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topics {
+    pub log: TopicConfig,
+    pub retained: TopicConfig,
+    pub sessions: TopicConfig,
+    pub subscriptions: TopicConfig,
+    pub credentials: TopicConfig,
+    pub blocked: TopicConfig,
+    pub settings: TopicConfig,
+    /// What consumers leave behind, and what the first start found.
+    pub state: TopicConfig,
+}
+
+impl Default for Topics {
+    fn default() -> Self {
+        let named = |name: &str| TopicConfig { name: name.to_owned(), ..TopicConfig::default() };
+        Self {
+            log: named("tbmq.msg.all"),
+            retained: named("tbmq.msg.retained"),
+            sessions: named("tbmq.client.session"),
+            subscriptions: named("tbmq.client.subscriptions"),
+            credentials: named("tbmq.client.credentials"),
+            blocked: named("tbmq.client.blocked"),
+            settings: named("tbmq.sys.settings"),
+            state: named("tbmq.sys.state"),
+        }
+    }
+}
+
+impl Default for KafkaConfig {
+    fn default() -> Self {
+        Self {
+            servers: "localhost:9092".to_owned(),
+            prefix: String::new(),
+            common: Vec::new(),
+            consumer: Vec::new(),
+            producer: Vec::new(),
+            admin: Vec::new(),
+            command_timeout: Duration::from_secs(30),
+            topics: Topics::default(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

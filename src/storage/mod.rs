@@ -8,6 +8,7 @@ mod config;
 #[doc(hidden)]
 pub mod contract;
 pub mod embedded;
+pub mod kafka;
 pub mod memory;
 pub mod ports;
 mod quota;
@@ -18,8 +19,9 @@ mod settle;
 pub use self::redis::{
     IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
 };
-pub use config::{Config, EmbeddedConfig, SyncMode};
-pub use embedded::{Embedded, EmbeddedSettings, Stores, Window};
+pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
+pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
+pub use kafka::{Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,

@@ -17,6 +17,7 @@ mod connect;
 mod credentials;
 mod doors;
 mod flow_control;
+mod folder;
 mod foreign;
 mod keepalive;
 mod ledger;
@@ -45,3 +46,12 @@ mod trace;
 mod watch;
 mod websocket;
 mod will;
+
+/// Where `SLUICE_TESTS_SERVICES` names a file with the lines of `tests/services`, every broker runs
+/// on them (`tests/run on-cluster`); else on its own folder.
+pub(crate) fn services() -> Vec<(String, String)> {
+    let Some(file) = std::env::var_os("SLUICE_TESTS_SERVICES") else { return Vec::new() };
+    let lines = std::fs::read_to_string(file).expect("SLUICE_TESTS_SERVICES names a file");
+    let pair = |line: &str| line.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()));
+    lines.lines().filter_map(pair).collect()
+}

@@ -1,10 +1,15 @@
-//! The cluster profile on real services. Tests of Redis start a redis-server each, on a free port
-//! of 127.0.0.1, and end it.
+//! The cluster profile on real services: `tests/services` starts Apache Kafka and Redis for this
+//! binary, once, and they end with it. Where they can't be started the tests say so and pass, or
+//! fail when `SLUICE_TESTS_REQUIRE_ALL=1`. Tests of Redis alone start a redis-server each.
+//!
+//! Modules of `tests/broker` run here once more, on the cluster profile: one node of it must behave
+//! as the embedded one does. `tests/run on-cluster` runs all of them.
 
 #![allow(clippy::unwrap_used, reason = "in a test, unwrap is an assertion")]
 #![allow(clippy::print_stderr, reason = "a skipped test says why")]
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
+mod contract;
 mod redis_contract;
 mod redis_failover;
 mod redis_faults;
@@ -12,3 +17,30 @@ mod redis_kit;
 mod redis_memory;
 mod redis_projection;
 mod redis_server;
+mod services;
+mod topics;
+
+#[path = "../broker/ordering.rs"]
+mod ordering;
+#[path = "../broker/qos.rs"]
+mod qos;
+#[path = "../broker/restart.rs"]
+mod restart;
+#[path = "../broker/retained.rs"]
+mod retained;
+#[path = "../broker/session.rs"]
+mod session;
+#[path = "../broker/subscribe.rs"]
+mod subscribe;
+#[allow(dead_code, unused_imports, reason = "the black-box tests use the rest of it")]
+#[path = "../broker/support/mod.rs"]
+mod support;
+#[path = "../broker/takeover.rs"]
+mod takeover;
+#[path = "../broker/will.rs"]
+mod will;
+
+/// Every broker of this binary runs on the services, where there are some.
+pub(crate) fn services() -> Vec<(String, String)> {
+    services::services().map(services::Services::settings).unwrap_or_default()
+}

@@ -28,7 +28,7 @@ async fn sentinel_promotes_a_replica_that_was_behind() {
     let queue = client("c");
     queues.open(&queue, 1).await.unwrap();
     let (mut projector, _) = projector(&redis, &Committed::default()).await;
-    let mut source = Source::new(records(&[queue.clone()], 0, 20));
+    let mut source = Source::new(records(std::slice::from_ref(&queue), 0, 20));
     source.drain(&mut projector).await.unwrap();
     replica.in_step_with(&master);
     replica.signal("STOP");
@@ -39,7 +39,7 @@ async fn sentinel_promotes_a_replica_that_was_behind() {
     source.drain(&mut projector).await.unwrap();
     master.kill();
     replica.signal("CONT");
-    source.records.extend(records(&[queue.clone()], 420, 440));
+    source.records.extend(records(std::slice::from_ref(&queue), 420, 440));
     assert!(source.drain_patiently(&mut projector).await >= 1, "the master is another one");
     let found = patiently("the queue", async || Ok(all(&*queues, &queue).await)).await;
     let numbers: Vec<u64> =

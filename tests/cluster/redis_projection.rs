@@ -47,12 +47,12 @@ async fn a_killed_redis_is_filled_again() {
     let queues = redis.queues();
     queues.open(&queue, 1).await.unwrap();
     let (mut projector, _) = projector(&redis, &Committed::default()).await;
-    let mut source = Source::new(records(&[queue.clone()], 0, 30));
+    let mut source = Source::new(records(std::slice::from_ref(&queue), 0, 30));
     source.drain(&mut projector).await.unwrap();
     queues.ack(&queue, 1, &[1, 2], 3);
     assert_eq!(texts(&*queues, &queue).await.len(), 28);
     server.kill();
-    source.records.extend(records(&[queue.clone()], 30, 40));
+    source.records.extend(records(std::slice::from_ref(&queue), 30, 40));
     assert!(source.drain(&mut projector).await.is_err(), "nobody answers");
     server.run();
     assert_eq!(source.drain_patiently(&mut projector).await, 1, "the master is another one");
@@ -71,7 +71,7 @@ async fn a_consumer_that_starts_behind_a_change_begins_at_the_horizon() {
         let redis = Redis::connect(settings(&server)).await.unwrap();
         redis.queues().open(&queue, 1).await.unwrap();
         let (mut projector, _) = projector(&redis, &Committed::default()).await;
-        let mut source = Source::new(records(&[queue.clone()], 0, 20));
+        let mut source = Source::new(records(std::slice::from_ref(&queue), 0, 20));
         source.drain(&mut projector).await.unwrap();
         Committed { position: at(20), state: projector.state(), ..Committed::default() }
     };
@@ -120,7 +120,7 @@ async fn what_a_promoted_replica_lacked_comes_back() {
         queues.open(queue, 1).await.unwrap();
     }
     let (mut projector, _) = projector(&redis, &Committed::default()).await;
-    let mut source = Source::new(records(&[old.clone()], 0, 10));
+    let mut source = Source::new(records(std::slice::from_ref(&old), 0, 10));
     source.drain(&mut projector).await.unwrap();
     replica.in_step_with(&master);
     // From here on the replica learns nothing.
@@ -161,7 +161,7 @@ async fn a_pubrec_mark_and_a_run_survive_the_master() {
     let queue = client("c");
     queues.open(&queue, 1).await.unwrap();
     let (mut projector, _) = projector(&redis, &Committed::default()).await;
-    let mut source = Source::new(records(&[queue.clone()], 0, 4));
+    let mut source = Source::new(records(std::slice::from_ref(&queue), 0, 4));
     source.drain(&mut projector).await.unwrap();
     queues.reserve_ids(&queue, 1, id_run(1, 40, 16), Arc::clone(&inbox) as _, 1);
     inbox.stored(1).await;

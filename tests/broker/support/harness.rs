@@ -114,6 +114,7 @@ impl Broker {
             // Each start fills its first segments: hundreds of large ones would be all that the
             // disk does.
             .env("STORAGE_EMBEDDED_SEGMENT_BYTES", (4 << 20).to_string())
+            .envs(cluster(folder))
             // What a password costs an attacker, it would cost each start of a test.
             .env("SECURITY_PASSWORD_HASHING_MEMORY_KIB", "64")
             .env("SECURITY_PASSWORD_HASHING_ITERATIONS", "1")
@@ -399,6 +400,20 @@ impl Drop for Broker {
             unexpected.join("\n")
         );
     }
+}
+
+/// The cluster profile, where this binary has services for it. A folder is a cluster of its own
+/// there, too.
+fn cluster(folder: &TempDir) -> Vec<(String, String)> {
+    let mut settings = crate::services();
+    if !settings.is_empty() {
+        let name = folder.path().file_name().expect("a folder has a name").to_string_lossy();
+        let prefix = format!("{}.", name.trim_start_matches('.'));
+        settings.push(("STORAGE_TYPE".into(), "cluster".into()));
+        settings.push(("TB_KAFKA_PREFIX".into(), prefix.clone()));
+        settings.push(("CACHE_PREFIX".into(), prefix));
+    }
+    settings
 }
 
 fn keep_lines(from: impl Read + Send + 'static, lines: &Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {

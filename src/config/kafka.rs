@@ -1,0 +1,60 @@
+//! The keys of Kafka, in TBMQ's words.
+
+use std::time::Duration;
+
+use super::reader::Reader;
+use crate::storage::{KafkaConfig, TopicConfig, Topics};
+
+/// The four keys of one topic.
+struct Keys {
+    topic: &'static str,
+    properties: &'static str,
+    consumer: &'static str,
+    producer: &'static str,
+}
+
+macro_rules! keys {
+    ($name:literal) => {
+        Keys {
+            topic: concat!("queue.kafka.", $name, ".topic"),
+            properties: concat!("queue.kafka.", $name, ".topic-properties"),
+            consumer: concat!("queue.kafka.", $name, ".additional-consumer-config"),
+            producer: concat!("queue.kafka.", $name, ".additional-producer-config"),
+        }
+    };
+}
+
+pub(super) fn read(r: &mut Reader<'_>) -> KafkaConfig {
+    KafkaConfig {
+        servers: r.servers("queue.kafka.bootstrap.servers"),
+        prefix: r.topic("queue.kafka.kafka-prefix"),
+        common: r.pairs("queue.kafka.default.config"),
+        consumer: r.pairs("queue.kafka.default.consumer.config"),
+        producer: r.pairs("queue.kafka.default.producer.config"),
+        admin: r.pairs("queue.kafka.admin.config"),
+        command_timeout: Duration::from_secs(r.number(
+            "queue.kafka.admin.command-timeout",
+            "s",
+            1..=3600,
+        )),
+        topics: Topics {
+            log: topic(r, &keys!("msg-all")),
+            retained: topic(r, &keys!("retained-msg")),
+            sessions: topic(r, &keys!("client-session")),
+            subscriptions: topic(r, &keys!("client-subscriptions")),
+            credentials: topic(r, &keys!("client-credentials")),
+            blocked: topic(r, &keys!("blocked-client")),
+            settings: topic(r, &keys!("settings")),
+            state: topic(r, &keys!("state")),
+        },
+    }
+}
+
+fn topic(r: &mut Reader<'_>, keys: &Keys) -> TopicConfig {
+    TopicConfig {
+        name: r.topic(keys.topic),
+        properties: r.pairs(keys.properties),
+        consumer: r.pairs(keys.consumer),
+        producer: r.pairs(keys.producer),
+    }
+}

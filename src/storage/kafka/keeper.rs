@@ -1,0 +1,310 @@
+//! What is written behind a log, by a thread of its own: the consumer's commit with its state, then
+//! the rows that it covers; and the deletion of what nobody needs any more.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::time::Instant;
+
+use super::KafkaSettings;
+use super::admin::Admin;
+use super::feed::Feed;
+use super::format::{ALIVE, Alive, Commit, Mark, RecordKind, encode_state, encode_value};
+use super::scribe::{Line, Scribe};
+use super::tables::Tables;
+use super::watch::Watch;
+use crate::storage::{Row, StorageError};
+
+/// A state above this size is not asked for at every commit.
+const CHEAP_STATE: usize = 4096;
+const STATE_EVERY: Duration = Duration::from_millis(200);
+/// Rows in one write.
+const ROWS_AT_ONCE: usize = 4096;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const PING: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+struct Wanted {
+    commit: Option<Commit>,
+    state_len: usize,
+    asked: Option<Instant>,
+    kicked: bool,
+}
+
+pub(super) struct Keeper {
+    pub(super) settings: Arc<KafkaSettings>,
+    pub(super) admin: Admin,
+    /// The log that is kept, in Kafka's name.
+    pub(super) topic: String,
+    pub(super) state_topic: String,
+    /// The key of this consumer's commit.
+    pub(super) key: String,
+    pub(super) run: u64,
+    pub(super) feed: Arc<Feed>,
+    pub(super) tables: Option<Arc<Tables>>,
+    pub(super) watch: Arc<Watch>,
+    wanted: Mutex<Wanted>,
+    kick: Condvar,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("topic", &self.topic).finish_non_exhaustive()
+    }
+}
+
+/// What the thread itself remembers.
+struct Thread {
+    scribe: Scribe,
+    /// The newest commit that is durable.
+    durable: Commit,
+    /// What was not needed any more, and since when.
+    needless: VecDeque<(Instant, u64)>,
+    looked: Instant,
+    beats: u64,
+    troubled: Option<String>,
+}
+
+/// The parts of a keeper that its maker knows.
+pub(super) struct Parts {
+    pub(super) settings: Arc<KafkaSettings>,
+    pub(super) admin: Admin,
+    pub(super) topic: String,
+    pub(super) state_topic: String,
+    pub(super) key: String,
+    pub(super) run: u64,
+    pub(super) feed: Arc<Feed>,
+    pub(super) tables: Option<Arc<Tables>>,
+    pub(super) watch: Arc<Watch>,
+}
+
+impl Keeper {
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { settings, admin, topic, state_topic, key, run, feed, tables, watch } = parts;
+        let (wanted, kick) = (Mutex::default(), Condvar::new());
+        Self { settings, admin, topic, state_topic, key, run, feed, tables, watch, wanted, kick }
+    }
+
+    /// The consumer has dealt with everything below `position`.
+    pub(super) fn commit(&self, position: u64, state: &mut dyn FnMut() -> Vec<u8>) {
+        let mut wanted = self.wanted.lock();
+        let due = wanted.asked.is_none_or(|asked| asked.elapsed() >= STATE_EVERY);
+        if wanted.state_len > CHEAP_STATE && !due {
+            return;
+        }
+        drop(wanted);
+        let state = state();
+        wanted = self.wanted.lock();
+        wanted.state_len = state.len();
+        wanted.asked = Some(Instant::now());
+        wanted.commit = Some(Commit { position, tables: 0, state });
+        wanted.kicked = true;
+        drop(wanted);
+        self.kick.notify_one();
+    }
+
+    pub(super) fn wake(&self) {
+        self.wanted.lock().kicked = true;
+        self.kick.notify_one();
+    }
+
+    /// Writes behind until `ended`; an `orderly` end leaves nothing unwritten.
+    pub(super) fn run(&self, from: Commit, ended: &dyn Fn() -> bool, orderly: &dyn Fn() -> bool) {
+        let scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
+        let (looked, needless) = (Instant::now(), VecDeque::new());
+        let mut thread =
+            Thread { scribe, durable: from, needless, looked, beats: 1, troubled: None };
+        self.beat(&mut thread, Some(1));
+        while !ended() {
+            self.pass(&mut thread, ended);
+            self.look(&mut thread);
+            let mut wanted = self.wanted.lock();
+            if !wanted.kicked {
+                self.kick.wait_for(&mut wanted, LOOK_EVERY);
+            }
+            wanted.kicked = false;
+            drop(wanted);
+            if !ended() {
+                // So many commits become one.
+                std::thread::sleep(self.settings.commit_every);
+            }
+        }
+        if orderly() {
+            let until = Instant::now() + self.settings.config.command_timeout;
+            let late = || Instant::now() > until;
+            // The second one says that the rows of the first are where they belong.
+            self.pass(&mut thread, &late);
+            let same = thread.durable.clone();
+            self.wanted.lock().commit.get_or_insert(same);
+            self.pass(&mut thread, &late);
+            self.beat(&mut thread, None);
+        }
+    }
+
+    /// Says that this node lives, or that it has ended.
+    fn beat(&self, thread: &mut Thread, beat: Option<u64>) {
+        let node = self.settings.node.clone();
+        let payload = beat.map(|beat| encode_state(&Alive { node, beat }));
+        let line = Line {
+            topic: &self.state_topic,
+            partition: 0,
+            key: ALIVE.as_bytes(),
+            payload: payload.as_deref(),
+            mark: Mark { kind: RecordKind::State, writer: self.run, number: beat.unwrap_or(0) },
+        };
+        let until = Instant::now() + LOOK_EVERY;
+        let said = thread.scribe.write(std::iter::once(line), &|| Instant::now() > until);
+        if let Err(error) = said {
+            tracing::debug!(%error, "nobody heard that this node lives");
+        }
+    }
+
+    fn pass(&self, thread: &mut Thread, given_up: &dyn Fn() -> bool) {
+        let commit = self.wanted.lock().commit.take();
+        let done = commit.map_or(Ok(()), |commit| self.write_commit(thread, commit, given_up));
+        let done = done.and_then(|()| self.write_rows(thread, given_up));
+        match done {
+            Ok(()) => thread.troubled = None,
+            Err(error) => {
+                let text = error.to_string();
+                if thread.troubled.as_ref() != Some(&text) && !given_up() {
+                    tracing::warn!(topic = self.topic, "written behind later: {text}");
+                    thread.troubled = Some(text);
+                }
+                self.wanted.lock().kicked = true;
+            }
+        }
+    }
+
+    /// A commit may say that rows are in their topics only when they are.
+    fn write_commit(
+        &self,
+        thread: &mut Thread,
+        mut commit: Commit,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<(), StorageError> {
+        commit.tables = self.tables_to();
+        let mark = Mark { kind: RecordKind::State, writer: self.run, number: commit.position };
+        let payload = encode_state(&commit);
+        let line = Line {
+            topic: &self.state_topic,
+            partition: 0,
+            key: self.key.as_bytes(),
+            payload: Some(&payload),
+            mark,
+        };
+        let written = thread.scribe.write(std::iter::once(line), given_up);
+        if written.is_err() {
+            // A newer one may be there by now.
+            self.wanted.lock().commit.get_or_insert(commit);
+            return written;
+        }
+        if let Some(tables) = &self.tables {
+            *tables.committed.lock() = commit.position;
+        }
+        thread.durable = commit;
+        Ok(())
+    }
+
+    /// Below it every row stands in its table's topic.
+    fn tables_to(&self) -> u64 {
+        // First the reader's place: what it reads meanwhile is above.
+        let read_to = self.feed.read_to();
+        let Some(tables) = &self.tables else { return read_to };
+        let behind = tables.behind.lock();
+        let first = |rows: &VecDeque<(u64, Row)>| rows.front().map_or(u64::MAX, |row| row.0);
+        first(&behind.plain).min(first(&behind.routed)).min(read_to)
+    }
+
+    fn write_rows(
+        &self,
+        thread: &mut Thread,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<(), StorageError> {
+        let Some(tables) = &self.tables else { return Ok(()) };
+        loop {
+            let _moving = tables.moving.lock();
+            let durable = thread.durable.position;
+            let behind = tables.behind.lock();
+            let plain: Vec<_> = behind.plain.iter().take(ROWS_AT_ONCE).cloned().collect();
+            let passed = behind.routed.iter().take_while(|(position, _)| *position < durable);
+            let routed: Vec<_> = passed.take(ROWS_AT_ONCE).cloned().collect();
+            drop(behind);
+            if plain.is_empty() && routed.is_empty() {
+                return Ok(());
+            }
+            let rows: Vec<Written> =
+                plain.iter().chain(&routed).map(|row| Written::of(tables, row)).collect();
+            thread.scribe.write(rows.iter().map(|row| row.line(self.run)), given_up)?;
+            let mut behind = tables.behind.lock();
+            behind.plain.drain(..plain.len());
+            behind.routed.drain(..routed.len());
+        }
+    }
+
+    /// Deletes what was not needed for a while, and asks a silent Kafka whether it is there.
+    fn look(&self, thread: &mut Thread) {
+        if thread.looked.elapsed() < LOOK_EVERY {
+            return;
+        }
+        thread.looked = Instant::now();
+        thread.beats += 1;
+        self.beat(thread, Some(thread.beats));
+        if self.watch.is_in_trouble() && self.admin.ping(&self.topic, PING) {
+            self.watch.is_well();
+        }
+        let needless = match self.tables {
+            Some(_) => thread.durable.position.min(thread.durable.tables),
+            None => thread.durable.position,
+        };
+        if thread.needless.back().is_none_or(|newest| newest.1 < needless) {
+            thread.needless.push_back((Instant::now(), needless));
+        }
+        let keep = self.settings.keep_log;
+        let mut below = None;
+        while thread.needless.front().is_some_and(|oldest| oldest.0.elapsed() >= keep) {
+            below = thread.needless.pop_front().map(|oldest| oldest.1);
+        }
+        if let Some(below) = below.filter(|below| *below > 1)
+            && let Err(error) = self.admin.delete_below(&self.topic, below - 1)
+        {
+            tracing::info!(topic = self.topic, %error, "trying again later");
+        }
+    }
+}
+
+/// A row on its way into its table's topic.
+struct Written {
+    topic: String,
+    partition: u32,
+    key: bytes::Bytes,
+    payload: Option<Vec<u8>>,
+    position: u64,
+}
+
+impl Written {
+    fn of(tables: &Tables, (position, row): &(u64, Row)) -> Self {
+        let (topic, partitions) = tables.place(row.table);
+        Self {
+            topic,
+            // A stable hash of our own: the same key always has the same partition.
+            partition: crc32c::crc32c(&row.key) % partitions.max(1),
+            key: row.key.clone(),
+            payload: row.value.as_deref().map(encode_value),
+            position: *position,
+        }
+    }
+
+    fn line(&self, run: u64) -> Line<'_> {
+        Line {
+            topic: &self.topic,
+            partition: self.partition,
+            key: &self.key,
+            payload: self.payload.as_deref(),
+            mark: Mark { kind: RecordKind::TableRow, writer: run, number: self.position },
+        }
+    }
+}
