@@ -16,6 +16,7 @@ use utoipa_axum::routes;
 
 use super::Api;
 use super::access::{Administrator, Viewer};
+use super::error::{ApiError, ErrorBody};
 
 use crate::telemetry::ledger::{self, DroppedRow};
 use crate::telemetry::{Direction, DropReason};
@@ -167,23 +168,19 @@ fn describe(row: &DroppedRow) -> Value {
 
 /// Lists what was dropped, by client, topic, reason and direction.
 #[utoipa::path(get, path = "/api/dropped-messages", tag = "dropped messages", params(Asked),
-    responses((status = 200, body = Value), (status = 400)))]
-async fn list(_: Viewer, asked: Result<Query<Asked>, QueryRejection>) -> Response {
-    let bad = |text: String| (StatusCode::BAD_REQUEST, Json(json!({ "message": text })));
+    responses((status = 200, body = Value), (status = 400, body = ErrorBody)))]
+async fn list(
+    _: Viewer,
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
     let wanted = match asked {
         Ok(Query(asked)) => asked.checked(),
         Err(fault) => Err(fault.body_text()),
     };
-    let wanted = match wanted {
-        Ok(wanted) => wanted,
-        Err(text) => return bad(text).into_response(),
-    };
+    let wanted = wanted.map_err(|text| ApiError::new(StatusCode::BAD_REQUEST, text))?;
     // The whole table is looked through: not on a worker thread.
     let reply = tokio::task::spawn_blocking(move || wanted.reply(ledger::rows()));
-    match reply.await {
-        Ok(reply) => Json(reply).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    reply.await.map(Json).map_err(|_| ApiError::storage())
 }
 
 /// Forgets the rows; the counters stay.

@@ -198,31 +198,6 @@ impl Channel {
             && backlog.can_send()
     }
 
-    /// Writes what the socket takes at once. What is left, a socket that is full or has failed
-    /// included, is the writer's. `true`: whoever waits for room is to be woken.
-    pub(super) fn write_now(&mut self) -> bool {
-        if self.out.is_empty() || self.writing || self.closing {
-            return false;
-        }
-        let Some(socket) = self.socket.take() else { return false };
-        let mut room = false;
-        while !self.out.is_empty() {
-            let (slices, count) = self.out.slices();
-            let Ok(written @ 1..) = socket.try_write(&slices[..count]) else { break };
-            let (client, bytes) = (&self.settings.client_id, written);
-            tracing::trace!(stop = 11, %client, bytes, "writing at once");
-            self.out.advance(written);
-            metrics::SENT_BYTES.add(written as u64);
-            room |= self.left(written) || self.marks.buffered() == 0;
-        }
-        self.socket = Some(socket);
-        if self.out.is_empty() {
-            metrics::DELIVERY.observe(self.out.age());
-            std::mem::take(&mut self.out).recycle();
-        }
-        room
-    }
-
     /// Whether the writer has something to do.
     pub(super) fn has_work(&self) -> bool {
         !self.out.is_empty() || self.wants_page()

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Peer;
 use super::claim::Ask;
-use crate::codec::DecodeError;
+use crate::codec::{DecodeError, Disconnect};
 use crate::delivery::Outbox;
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::Grant;
@@ -39,6 +39,15 @@ pub(super) enum End {
 }
 
 impl End {
+    /// What a DISCONNECT asks for.
+    pub(super) fn goodbye(packet: &Disconnect) -> End {
+        if packet.reason == ReasonCode::Success {
+            End::Goodbye(packet.session_expiry_s)
+        } else {
+            End::GoodbyeWithWill(packet.session_expiry_s)
+        }
+    }
+
     /// What a v5 client is told (MQTT-4.13.1-1); `None`: nothing is sent.
     pub(super) fn reason(self) -> Option<ReasonCode> {
         match self {

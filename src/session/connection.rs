@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! opened ──CONNECT, claim──→ connected ──end──→ ended
-//! connected: read → decode all whole packets → hand the batch to the log → hold, if the
-//! read-ahead, the log's lag or the control lane asks for it → read …
+//! connected: read → decode whole packets → hand the batch to the log → hold, if full → read …
 //! ```
 
 use std::sync::Arc;
@@ -17,7 +16,9 @@ use super::admission::{self, Wire};
 use super::claim::Claimed;
 use super::conn::{Conn, End};
 use super::context::{Context, Serving};
-use super::edges::{LAST_WORDS, NoConnect, first_packet, linger, say_last, too_many_behind};
+use super::edges::{
+    LAST_WORDS, NoConnect, SECOND_EXPIRY, first_packet, linger, say_last, too_many_behind,
+};
 use super::inbound::{AckWindow, Inbound, Taken};
 use super::lifecycle;
 use super::read_buffer::ReadBuffer;
@@ -30,13 +31,10 @@ use crate::codec::{
 };
 use crate::delivery::{self, ClientAck};
 use crate::limits::CONTROL_LANE_BYTES;
-use crate::mqtt::{ProtocolVersion, ReasonCode};
+use crate::mqtt::ProtocolVersion;
 use crate::security;
 use crate::telemetry::{Counted, Turned, metrics, task};
 
-const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
-    "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
-);
 const UNEXPECTED: DecodeError = DecodeError::protocol("a packet that a client may not send now");
 
 /// Serves one connection until it ends. What is needed only at its beginning and its end is boxed,
@@ -329,7 +327,7 @@ impl SessionTask {
             Packet::Pingreq => conn.outbox.control(&Packet::Pingresp),
             Packet::Subscribe(packet) => return Ok(Some(Step::Subscribe(packet))),
             Packet::Unsubscribe(packet) => return Ok(Some(Step::Unsubscribe(packet))),
-            Packet::Disconnect(packet) => return Ok(Some(Step::End(goodbye(&packet)))),
+            Packet::Disconnect(packet) => return Ok(Some(Step::End(End::goodbye(&packet)))),
             Packet::Auth(packet) => return Ok(Some(Step::Auth(Box::new(packet)))),
             Packet::Connect(_)
             | Packet::Connack(_)
@@ -473,14 +471,6 @@ impl SessionTask {
             }
             _ => end,
         }
-    }
-}
-
-fn goodbye(packet: &Disconnect) -> End {
-    if packet.reason == ReasonCode::Success {
-        End::Goodbye(packet.session_expiry_s)
-    } else {
-        End::GoodbyeWithWill(packet.session_expiry_s)
     }
 }
 

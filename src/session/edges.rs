@@ -9,6 +9,10 @@ use crate::codec::{self, Connect, DecodeError, Packet, Peer};
 use crate::mqtt::{ProtocolVersion, ReasonCode};
 use crate::telemetry::{self, Direction, DropReason, Turned};
 
+pub(super) const SECOND_EXPIRY: DecodeError = DecodeError::protocol(
+    "a session without expiry can't get one at DISCONNECT (MQTT 5 section 3.14.2.2.2)",
+);
+
 /// How long a refused or faulty peer may take to accept its last packet.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 

@@ -11,8 +11,8 @@
 //! they end. Commits, with a dispatcher's state, are records of `tbmq.sys.state`.
 //!
 //! ```text
-//! append, put ─▶ writer ─▶ tbmq.msg.all ─▶ reader ─▶ rows ─▶ followers, keeper ─▶ tables' topics
-//!                  ▲ reports               └─▶ feed ─▶ consumer ─ commit ─▶ keeper ─▶ tbmq.sys.state
+//! append, put ─▶ writer ─▶ tbmq.msg.all ─▶ reader ─▶ rows ─▶ followers, keeper ─▶ topics
+//!                  ▲ reports          └─▶ feed ─▶ consumer ─▶ keeper ─▶ tbmq.sys.state
 //! ```
 
 mod admin;
