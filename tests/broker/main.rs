@@ -10,8 +10,10 @@ mod support;
 
 mod acl;
 mod administration;
+mod authority;
 mod backpressure;
 mod caps;
+mod certificates;
 mod compat;
 mod connect;
 mod credentials;

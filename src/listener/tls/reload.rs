@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use rustls::ServerConfig;
 
-use super::files::{TlsFault, load};
+use super::files::{Served, TlsFault, load};
 use crate::listener::TlsConfig;
 use crate::telemetry::Door;
 
@@ -22,7 +21,7 @@ type Stamp = Option<(u64, u64, u64, i64, i64)>;
 pub(in crate::listener) struct Current {
     door: Door,
     config: TlsConfig,
-    in_use: RwLock<Arc<ServerConfig>>,
+    in_use: RwLock<Served>,
     seen: Mutex<Vec<Stamp>>,
 }
 
@@ -35,8 +34,8 @@ impl Current {
         Ok(Self { door, config: config.clone(), in_use, seen })
     }
 
-    pub(in crate::listener) fn get(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.in_use.read())
+    pub(in crate::listener) fn get(&self) -> Served {
+        self.in_use.read().clone()
     }
 
     /// Takes the files as they are now, if they changed or `always`. Blocks on the disk.
