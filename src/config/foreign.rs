@@ -112,6 +112,8 @@ pub(super) const SECRETS: &[&str] = &[
     "queue.kafka.default.producer.config",
     "security.jwt.signing-key",
     "security.jwt.tokenSigningKey",
+    "security.mqtt.http.body",
+    "security.mqtt.http.headers",
     "security.mqtt.jwt.secret",
 ];
 /// What is shown instead.

@@ -10,6 +10,7 @@ mod support;
 
 mod acl;
 mod administration;
+mod attack;
 mod authority;
 mod backpressure;
 mod caps;
@@ -21,6 +22,7 @@ mod doors;
 mod flow_control;
 mod folder;
 mod foreign;
+mod judges;
 mod keepalive;
 mod ledger;
 mod limits;
@@ -43,9 +45,11 @@ mod storage;
 mod strict;
 mod subscribe;
 mod takeover;
+mod tokens;
 mod topics;
 mod trace;
 mod watch;
+mod web;
 mod websocket;
 mod will;
 
