@@ -34,9 +34,12 @@ impl House {
         house
     }
 
+    pub(crate) fn port(&self, transport: Transport) -> u16 {
+        self.ports[TRANSPORTS.iter().position(|other| *other == transport).unwrap()]
+    }
+
     pub(crate) fn socket(&self, transport: Transport) -> TcpStream {
-        let at = TRANSPORTS.iter().position(|other| *other == transport).unwrap();
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.ports[at])).unwrap();
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port(transport))).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream

@@ -13,6 +13,7 @@ mod administration;
 mod attack;
 mod authority;
 mod backpressure;
+mod browser;
 mod caps;
 mod certificates;
 mod compat;

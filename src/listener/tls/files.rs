@@ -16,20 +16,20 @@ use super::super::{ClientAuth, TlsConfig, TlsVersion};
 use super::identity::{self, Resolver};
 use super::path::Anchors;
 
-/// Settings below `listener.ssl.` or `listener.wss.`.
+/// Settings below `listener.ssl.config.` and its like.
 pub(super) mod setting {
-    pub(in super::super) const CERT: &str = "config.credentials.pem.cert_file";
-    pub(in super::super) const KEY: &str = "config.credentials.pem.key_file";
-    pub(in super::super) const MORE: &str = "config.credentials.pem.more_certs";
-    pub(in super::super) const CA: &str = "config.credentials.pem.ca_file";
-    pub(in super::super) const CRL: &str = "config.credentials.pem.crl_file";
-    pub(in super::super) const SUITES: &str = "config.enabled_cipher_suites";
+    pub(in super::super) const CERT: &str = "credentials.pem.cert_file";
+    pub(in super::super) const KEY: &str = "credentials.pem.key_file";
+    pub(in super::super) const MORE: &str = "credentials.pem.more_certs";
+    pub(in super::super) const CA: &str = "credentials.pem.ca_file";
+    pub(in super::super) const CRL: &str = "credentials.pem.crl_file";
+    pub(in super::super) const SUITES: &str = "enabled_cipher_suites";
 }
 
 /// One thing that is wrong, and the setting that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFault {
-    /// Below `listener.ssl.` or `listener.wss.`.
+    /// Below `listener.ssl.config.`, `listener.wss.config.` or `server.ssl.`.
     pub setting: &'static str,
     pub text: String,
 }

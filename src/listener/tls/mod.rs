@@ -6,6 +6,7 @@
 mod chunked;
 mod files;
 mod identity;
+mod lazy;
 mod path;
 mod reload;
 
@@ -24,6 +25,7 @@ use chunked::Chunked;
 pub(super) use files::Served;
 pub use files::TlsFault;
 use files::load;
+pub use lazy::{Encrypted, Encryption};
 pub use reload::Certificates;
 pub(super) use reload::{Current, watch};
 
@@ -37,6 +39,11 @@ pub(super) struct Tls(TlsStream<Chunked<TcpStream>>);
 /// What is wrong with the files and lists of a TLS listener; all of it.
 pub fn faults(config: &super::TlsConfig) -> Vec<TlsFault> {
     load(config).err().unwrap_or_default()
+}
+
+pub(super) fn texts(faults: &[TlsFault]) -> String {
+    let texts = faults.iter().map(|TlsFault { setting, text }| format!("{setting}: {text}"));
+    texts.collect::<Vec<String>>().join("; ")
 }
 
 /// Carries a handshake through, its computing in turn with others.

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 
 use super::super::{ClientAuth, Identity, Secret, TlsConfig, TlsVersion};
 use super::*;
-use crate::telemetry::{Door, task};
+use crate::telemetry::task;
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -167,6 +167,12 @@ async fn shake(server: Served, client: &Arc<ClientConfig>, name: &str) -> Shaken
     tokio::join!(serve, connect)
 }
 
+fn certificates(current: &Arc<Current>) -> Certificates {
+    let certificates = Certificates::default();
+    certificates.add(current);
+    certificates
+}
+
 fn only(faults: Vec<TlsFault>) -> (&'static str, String) {
     let [TlsFault { setting, text }] = faults.try_into().expect("one fault");
     (setting, text)
@@ -220,12 +226,12 @@ async fn sessions_resume_until_files_change() {
     let rig = Rig::new();
     let config = rig.config(vec![rig.identity("server", &rig.sign("localhost", 1))]);
     for versions in [[&version::TLS13], [&version::TLS12]] {
-        let current = Arc::new(Current::load(Door::Ssl, &config).unwrap());
+        let current = Arc::new(Current::load("test", &config).unwrap());
         let client = rig.client_of(None, &versions);
         let kind = || shake(current.get(), &client, "localhost");
         assert_eq!(kind().await.1, Some(HandshakeKind::Full));
         assert_eq!(kind().await.1, Some(HandshakeKind::Resumed));
-        Certificates(vec![Arc::clone(&current)]).reload().unwrap();
+        certificates(&current).reload().unwrap();
         assert_eq!(kind().await.1, Some(HandshakeKind::Full));
     }
 }
@@ -236,9 +242,8 @@ async fn files_are_taken_when_they_are_good() {
     let rig = Rig::new();
     let (good, other) = (rig.sign("good", 7), rig.sign("localhost", 2));
     let config = rig.wanting_clients(ClientAuth::Required, &[]);
-    let current = Arc::new(Current::load(Door::Ssl, &config).unwrap());
-    let watch =
-        task::spawn("test", watch(Certificates(vec![Arc::clone(&current)]), Duration::ZERO));
+    let current = Arc::new(Current::load("test", &config).unwrap());
+    let watch = task::spawn("test", watch(certificates(&current), Duration::ZERO));
     let client = rig.client(Some(&good));
     assert!(shake(current.get(), &client, "localhost").await.0.is_ok());
 
@@ -256,9 +261,9 @@ async fn files_are_taken_when_they_are_good() {
 
     let kept = current.get();
     rig.write("server_key.pem", &other.key.serialize_pem());
-    let faults = Certificates(vec![Arc::clone(&current)]).reload().unwrap_err();
-    let (setting, text) = only(faults);
-    assert_eq!(setting, files::setting::KEY);
+    let faults = certificates(&current).reload().unwrap_err();
+    let [text] = &faults[..] else { panic!("one fault: {faults:?}") };
+    assert!(text.starts_with(&format!("test.{}: ", files::setting::KEY)));
     assert!(text.contains("server_key.pem") && text.contains("not the certificate's"), "{text}");
     assert!(Arc::ptr_eq(&kept.config, &current.get().config));
 }
