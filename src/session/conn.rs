@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::Peer;
 use super::claim::Ask;
 use crate::codec::{DecodeError, Disconnect};
-use crate::delivery::Outbox;
+use crate::delivery::{Outbox, Owner};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::Grant;
 use crate::telemetry::clock;
@@ -93,6 +93,14 @@ pub(super) struct Conn {
     /// The first end that was asked for from outside.
     asked: Mutex<Option<Box<End>>>,
     ended: Notify,
+}
+
+impl Owner for Conn {
+    /// The outbox was closed, and the peer may keep its side open. (A socket that fails is found
+    /// out by the reader, behind what it still holds, such as a DISCONNECT.)
+    fn written_out(&self) {
+        self.end(End::Closed);
+    }
 }
 
 impl Conn {
