@@ -55,6 +55,8 @@ pub(super) struct Channel {
     pub(super) resting: bool,
     /// The writer task has ended, and with it the write side.
     pub(super) gone: bool,
+    /// Somebody waits for a change; whoever makes one takes this and wakes them.
+    pub(super) awaited: bool,
     tally: Tally,
 }
 
@@ -126,6 +128,7 @@ impl Channel {
             writing: false,
             resting: false,
             gone: false,
+            awaited: false,
             tally: Tally::default(),
             settings,
         }

@@ -113,8 +113,7 @@ impl Outbox {
         let mut channel = self.channel.lock();
         channel.gone = true;
         channel.hand = None;
-        drop(channel);
-        self.room.notify_waiters();
+        self.wake_awaiting(channel);
     }
 
     /// Waits until the write side has ended, some time after [`Self::close`]. Cancel safe: yes.
@@ -123,8 +122,12 @@ impl Outbox {
             let woken = self.room.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
-            if self.channel.lock().gone {
-                return;
+            {
+                let mut channel = self.channel.lock();
+                if channel.gone {
+                    return;
+                }
+                channel.awaited = true;
             }
             woken.await;
         }
@@ -136,12 +139,21 @@ impl Outbox {
         // A pause that has begun is ended by the writer's look at it.
         let wake = channel.has_work() || room && channel.pause_due().is_some();
         channel.tell();
+        let awaited = room && std::mem::take(&mut channel.awaited);
         if wake {
             self.wake(channel);
         } else {
             drop(channel);
         }
-        if room {
+        if awaited {
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Lets those look again who wait for something that may have changed.
+    pub(super) fn wake_awaiting(&self, mut channel: MutexGuard<'_, Channel>) {
+        if std::mem::take(&mut channel.awaited) {
+            drop(channel);
             self.room.notify_waiters();
         }
     }
@@ -235,11 +247,12 @@ impl Outbox {
             tokio::pin!(woken);
             woken.as_mut().enable();
             {
-                let channel = self.channel.lock();
+                let mut channel = self.channel.lock();
                 let room = channel.marks.is_writable() && (!acknowledged || channel.has_room());
                 if channel.closing || room {
                     return;
                 }
+                channel.awaited = true;
             }
             woken.await;
         }
@@ -253,10 +266,11 @@ impl Outbox {
             tokio::pin!(woken);
             woken.as_mut().enable();
             {
-                let channel = self.channel.lock();
+                let mut channel = self.channel.lock();
                 if channel.closing || channel.marks.buffered() <= bytes {
                     return;
                 }
+                channel.awaited = true;
             }
             woken.await;
         }
@@ -292,8 +306,11 @@ impl Outbox {
             }
             channel.close();
         }
+        let awaited = std::mem::take(&mut channel.awaited);
         self.wake(channel);
-        self.room.notify_waiters();
+        if awaited {
+            self.room.notify_waiters();
+        }
     }
 
     pub fn is_closing(&self) -> bool {

@@ -134,10 +134,9 @@ impl Outbox {
         let mut channel = self.channel.lock();
         let low = channel.left(bytes);
         let drained = channel.marks.buffered() == 0;
-        drop(channel);
         metrics::SENT_BYTES.add(bytes as u64);
         if low || drained {
-            self.room.notify_waiters();
+            self.wake_awaiting(channel);
         }
     }
 

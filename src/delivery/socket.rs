@@ -49,8 +49,13 @@ impl Channel {
         let Some(hand) = self.hand.take() else { return false };
         let mut room = false;
         while !self.out.is_empty() {
-            let (slices, count) = self.out.slices();
-            let Ok(written @ 1..) = hand.socket.try_write(&slices[..count]) else { break };
+            let written = if let Some(only) = self.out.only_slice() {
+                hand.socket.try_write(&[IoSlice::new(only)])
+            } else {
+                let (slices, count) = self.out.slices();
+                hand.socket.try_write(&slices[..count])
+            };
+            let Ok(written @ 1..) = written else { break };
             let (client, bytes) = (&self.settings().client_id, written);
             tracing::trace!(stop = 11, %client, bytes, "writing at once");
             self.out.advance(written);
@@ -59,7 +64,7 @@ impl Channel {
         }
         self.hand = Some(hand);
         if self.out.is_empty() {
-            metrics::DELIVERY.observe(self.out.age());
+            self.out.observe(&metrics::DELIVERY);
             std::mem::take(&mut self.out).recycle();
         }
         room

@@ -129,7 +129,7 @@ async fn write_all(
         buffer.advance(written);
         outbox.left(written);
     }
-    metrics::DELIVERY.observe(buffer.age());
+    buffer.observe(&metrics::DELIVERY);
     buffer.recycle();
     Ok(())
 }
