@@ -13,7 +13,7 @@ use tokio::time::{timeout, timeout_at};
 use super::Arrival;
 use super::admission::{self, Wire};
 use super::claim::Claimed;
-use super::conn::{Conn, End};
+use super::conn::{Conn, End, start_writing};
 use super::context::{Context, Serving};
 use super::edges::{
     LAST_WORDS, NoConnect, SECOND_EXPIRY, first_packet, linger, say_last, too_many_behind,
@@ -28,7 +28,7 @@ use super::subscribe::Subscriber;
 use crate::codec::{
     self, AckKind, Auth, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
 };
-use crate::delivery::{self, ClientAck, Owner, Socket, Written};
+use crate::delivery::ClientAck;
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::ProtocolVersion;
 use crate::security;
@@ -106,24 +106,6 @@ where
     let encrypted = is_encrypted.then(|| Counted::one(&metrics::CONNECTED_SSL_SESSIONS));
     let held = Held { serving, connected, encrypted };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
-}
-
-/// A writer task, unless the transport has a socket that needs one only now and then.
-fn start_writing<W>(conn: &Arc<Conn>, write: W, socket: Option<Arc<dyn Socket>>)
-where
-    W: AsyncWrite + Unpin + Send + 'static,
-{
-    if let Some(socket) = socket {
-        let owner = Arc::downgrade(conn);
-        conn.outbox.write_by(socket, owner);
-        return;
-    }
-    let conn = Arc::clone(conn);
-    task::spawn("writer", async move {
-        if delivery::write(Arc::clone(&conn.outbox), write).await == Written::Shut {
-            conn.written_out();
-        }
-    });
 }
 
 /// What stops the decoding of a read.
@@ -483,6 +465,7 @@ mod tests {
     use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
     use super::*;
+    use crate::delivery;
 
     fn size<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
         size_of::<F>()
