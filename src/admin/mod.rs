@@ -20,6 +20,7 @@ mod health;
 mod ledger;
 mod license;
 mod page;
+mod probe;
 mod refused;
 mod retained;
 mod routes;
@@ -48,6 +49,7 @@ use api::{Api, blocking};
 
 pub use config::Config;
 pub use health::{Component, HealthSource, disk};
+pub use probe::probe;
 
 /// What `/actuator/info` tells.
 #[derive(Clone, Debug)]

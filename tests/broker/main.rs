@@ -19,6 +19,7 @@ mod certificates;
 mod compat;
 mod connect;
 mod credentials;
+mod deployment;
 mod doors;
 mod flow_control;
 mod folder;

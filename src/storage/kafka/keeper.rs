@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -111,13 +112,22 @@ impl Keeper {
         self.kick.notify_one();
     }
 
-    /// Writes behind until `ended`; an `orderly` end leaves nothing unwritten.
-    pub(super) fn run(&self, from: Commit, ended: &dyn Fn() -> bool, orderly: &dyn Fn() -> bool) {
+    /// Writes behind until `ended`; an `orderly` end leaves nothing unwritten. Tells through `said`
+    /// when others can know that this node lives.
+    pub(super) fn run(
+        &self,
+        from: Commit,
+        said: &SyncSender<()>,
+        ended: &dyn Fn() -> bool,
+        orderly: &dyn Fn() -> bool,
+    ) {
         let scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let (looked, needless) = (Instant::now(), VecDeque::new());
         let mut thread =
             Thread { scribe, durable: from, needless, looked, beats: 1, troubled: None };
-        self.beat(&mut thread, Some(1));
+        while !self.beat(&mut thread, Some(1)) && !ended() {}
+        // Nobody listens any more when it took too long.
+        said.try_send(()).ok();
         while !ended() {
             self.pass(&mut thread, ended);
             self.look(&mut thread);
@@ -144,8 +154,8 @@ impl Keeper {
         }
     }
 
-    /// Says that this node lives, or that it has ended.
-    fn beat(&self, thread: &mut Thread, beat: Option<u64>) {
+    /// Says that this node lives, or that it has ended. `false`: nobody may have heard it.
+    fn beat(&self, thread: &mut Thread, beat: Option<u64>) -> bool {
         let node = self.settings.node.clone();
         let payload = beat.map(|beat| encode_state(&Alive { node, beat }));
         let line = Line {
@@ -157,9 +167,10 @@ impl Keeper {
         };
         let until = Instant::now() + LOOK_EVERY;
         let said = thread.scribe.write(std::iter::once(line), &|| Instant::now() > until);
-        if let Err(error) = said {
+        if let Err(error) = &said {
             tracing::debug!(%error, "nobody heard that this node lives");
         }
+        said.is_ok()
     }
 
     fn pass(&self, thread: &mut Thread, given_up: &dyn Fn() -> bool) {

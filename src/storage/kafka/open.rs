@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rdkafka::topic_partition_list::Offset;
+use tokio::time::Instant;
 
 use super::admin::{Admin, Policy, Wanted};
 use super::feed::Feed;
@@ -26,8 +27,9 @@ use super::{Kafka, KafkaSettings, RUNNING, STOPPING, position, read};
 use crate::storage::{LogItem, Origin, Position, StorageError};
 use crate::telemetry::clock::wall_ms;
 
-/// Long enough to hear whether another node says again that it lives.
-const LISTEN: Duration = Duration::from_millis(3500);
+/// A node that is silent for so long is dead.
+const LISTEN: Duration = Duration::from_secs(6);
+const LISTEN_AGAIN: Duration = Duration::from_millis(300);
 
 /// What earlier runs left in the state's topic.
 #[derive(Default)]
@@ -136,14 +138,22 @@ impl Start {
     fn alone(&self, alive: Option<Alive>) -> Result<(), StorageError> {
         let other = |alive: &Alive| alive.node != self.settings.node;
         let Some(before) = alive.filter(other) else { return Ok(()) };
-        std::thread::sleep(LISTEN);
-        match self.state()?.alive {
-            Some(now) if now != before => Err(StorageError::Unavailable(format!(
-                "node {} runs on this Kafka under the same prefix: this version has one node",
-                now.node
-            ))),
-            Some(_) | None => Ok(()),
+        let until = Instant::now() + LISTEN;
+        while Instant::now() < until {
+            std::thread::sleep(LISTEN_AGAIN);
+            match self.state()?.alive {
+                Some(now) if now == before => {}
+                Some(now) => {
+                    return Err(StorageError::Unavailable(format!(
+                        "node {} runs on this Kafka under the same prefix: this version has one \
+                         node",
+                        now.node
+                    )));
+                }
+                None => return Ok(()),
+            }
         }
+        Ok(())
     }
 
     fn state(&self) -> Result<Left, StorageError> {
@@ -208,8 +218,8 @@ impl Start {
             mark,
         };
         let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
-        let until = tokio::time::Instant::now() + self.settings.config.command_timeout;
-        scribe.write(std::iter::once(line), &|| tokio::time::Instant::now() > until)?;
+        let until = Instant::now() + self.settings.config.command_timeout;
+        scribe.write(std::iter::once(line), &|| Instant::now() > until)?;
         // Of two nodes that start at once, the first record is everybody's.
         self.state()?.pinned.ok_or_else(|| damaged("the record of the first start is not there"))
     }
@@ -302,15 +312,21 @@ impl Start {
         let kafka = Kafka { log, phase, threads: Mutex::default(), settings };
         let phase = || Arc::clone(&kafka.phase);
         let (served, read_on, kept) = (phase(), phase(), phase());
+        let (said, heard) = std::sync::mpsc::sync_channel(1);
+        let patience = kafka.settings.config.command_timeout;
         let threads = [
             thread("kafka writer", move || writer.serve(&|| is_over(&served)))?,
             thread("kafka reader", move || reader.run(&|| is_over(&read_on)))?,
             thread("kafka keeper", move || {
                 let orderly = || kept.load(Ordering::Acquire) == STOPPING;
-                keeper.run(committed, &|| is_over(&kept), &orderly);
+                keeper.run(committed, &said, &|| is_over(&kept), &orderly);
             })?,
         ];
         kafka.threads.lock().extend(threads);
+        // Whoever comes from now on can know of this node.
+        heard.recv_timeout(patience).map_err(|_late| {
+            StorageError::Unavailable("Kafka does not take that this node lives".into())
+        })?;
         Ok(kafka)
     }
 }

@@ -14,6 +14,7 @@ use super::format::Mark;
 use super::watch::{Listener, Watch, unavailable};
 use crate::storage::StorageError;
 
+const METADATA: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
 
 /// One record of ours.
@@ -41,6 +42,9 @@ pub(super) fn consumer(
         list.add_partition_offset(topic, partition as i32, from)
             .map_err(|error| unavailable(&what(), &error))?;
     }
+    // Who leads must be known by then: an offset that is asked of nobody is asked again after half
+    // a second. Without an answer the consumer finds out by itself.
+    consumer.fetch_metadata(Some(topic), METADATA).ok();
     consumer.assign(&list).map_err(|error| unavailable(&what(), &error))?;
     Ok(consumer)
 }
@@ -74,7 +78,10 @@ pub(super) fn to_the_end(
     patience: Duration,
     visit: &mut dyn FnMut(Found<'_>) -> Result<(), StorageError>,
 ) -> Result<(), StorageError> {
-    let consumer = consumer(config, watch, topic, partitions, from)?;
+    let mut config = config.clone();
+    // The end of a topic is told when a fetch comes back empty: it must not be waited for.
+    config.set("fetch.wait.max.ms", "10");
+    let consumer = consumer(&config, watch, topic, partitions, from)?;
     let mut ended = vec![false; partitions as usize];
     let mut last = Instant::now();
     while ended.contains(&false) {
