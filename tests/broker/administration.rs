@@ -326,6 +326,21 @@ fn the_administration_speaks_https_and_reads_certificates_again() {
         Some((head[9..12].parse::<u16>().unwrap(), body.to_owned()))
     };
     assert_eq!(ask(&authority, "GET", "/actuator/health", "", "").unwrap().0, 200);
+    let probe = |pem: &str| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_sluice"))
+            .arg("health")
+            .env_clear()
+            .env("HTTP_BIND_ADDRESS", "127.0.0.1")
+            .env("HTTP_BIND_PORT", https.to_string())
+            .env("SSL_ENABLED", "true")
+            .env("SSL_PEM_CERT", authority.path(pem))
+            .env("SSL_PEM_KEY", authority.path("server_key.pem"))
+            .output()
+            .unwrap()
+    };
+    let probed = probe("server.pem");
+    assert!(probed.status.success(), "{probed:?}");
+    assert!(!probe("ca.pem").status.success(), "that is no certificate of this door");
     let login = json!({ "username": "admin", "password": PASSWORD }).to_string();
     let (status, body) = ask(&authority, "POST", "/api/auth/login", "", &login).unwrap();
     let body: Value = serde_json::from_str(&body).unwrap();
