@@ -103,6 +103,7 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
         bucket: redis.bucket(),
         // Of this node alone, as long as there is one.
         device_bucket: Arc::new(LocalBucket::new(&device)),
+        peers: Some(kafka.peers()),
     };
     Ok((Backend::Cluster(kafka, Mutex::new(Some(redis))), stores))
 }

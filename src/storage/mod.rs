@@ -10,6 +10,7 @@ pub mod contract;
 pub mod embedded;
 pub mod kafka;
 pub mod memory;
+mod peers;
 pub mod ports;
 mod quota;
 pub mod record;
@@ -22,11 +23,12 @@ pub use self::redis::{
 pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{Kafka, KafkaSettings};
+pub use peers::Peers;
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
-    PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
+    AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues, DirectCopy,
+    Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
+    PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Resolver, Row, SourceId,
     StorageError, Table, TokenBucket,
 };
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};

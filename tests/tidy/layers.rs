@@ -11,7 +11,7 @@ const ROOMS: [(&str, u8); 17] = [
     ("plan", 1),
     ("storage", 1),
     ("delivery", 2),
-    ("cluster", 2),
+    ("cluster", 0),
     ("routing", 3),
     ("security", 3),
     ("session", 4),
