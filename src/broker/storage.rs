@@ -42,6 +42,14 @@ impl Backend {
         }
     }
 
+    /// Waits until this node has no part in the cluster any more; says why. Cancel safe: yes.
+    pub(super) async fn fenced(&self) -> String {
+        match self {
+            Backend::Embedded(_) => std::future::pending().await,
+            Backend::Cluster(kafka, _) => kafka.peers().fenced().await,
+        }
+    }
+
     /// An orderly end. The log comes first: its last commit stands for what is in the queues.
     pub(super) async fn stop(self, patience: Duration) -> Result<(), Fault> {
         match self {

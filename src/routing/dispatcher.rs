@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::assign::{Assignment, assign};
 use super::decisions::Decisions;
+use super::here::Here;
 use super::judge::Judge;
 use super::limits::Limits;
 use super::retained_table::RetainedTable;
@@ -20,7 +21,7 @@ use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots, Toll};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{
     Appended, Batch, DeviceQueues, DirectCopy, Kind, LogBatch, LogConsumer, LogItem, MessageRef,
-    Origin, Position, PublishLog, QueueAppend, QueueEntry, QueueKey, SourceId,
+    Origin, Position, PublishLog, Purse, QueueAppend, QueueEntry, QueueKey, SourceId,
 };
 use crate::telemetry::{self, Direction, DropReason, metrics};
 
@@ -82,6 +83,8 @@ pub struct Parts {
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
     pub limits: Arc<Limits>,
+    /// Among other nodes; `None`: there are none.
+    pub here: Option<Arc<Here>>,
     /// `mqtt.shared-subscriptions.skip-non-writable`.
     pub turn: Turn,
     /// What copies without a Subscription Identifier share.
@@ -116,6 +119,10 @@ pub async fn run(
         };
         let started = Instant::now();
         let mut messages = 0;
+        if let Some(here) = &parts.here {
+            let due = here.take(&batch, &parts.slots);
+            parts.enqueue_appends(due).await;
+        }
         for stretch in stretches(&batch) {
             let begun = Instant::now();
             messages += parts.collect(&batch, stretch.clone(), &mut runs, &decisions);
@@ -216,6 +223,10 @@ impl Parts {
             },
             &mut |group| {
                 let number = group.number();
+                if !self.decides(number) {
+                    nobody = true;
+                    return;
+                }
                 if decisions.is_taken(&Origin { position, index: place.1 as u32, group: number }) {
                     nobody = true;
                     return;
@@ -250,7 +261,7 @@ impl Parts {
         let client = &batch.publisher().client_id;
         tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
         // A group's copy that nobody could take is counted already, or its copy follows.
-        if runs.copies() == before && !nobody {
+        if runs.copies() == before && !nobody && self.counts_for_all() {
             let reason = DropReason::NoSubscribers;
             telemetry::dropped_of(reason, Direction::Inbound, client.as_str(), view.topic, 1);
         }
@@ -273,6 +284,7 @@ impl Parts {
             _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
             Some(outbox) if outbox.is_writable() => Standing::Usable,
             Some(_) => Standing::Congested { keeps },
+            None if self.is_connected_elsewhere(member.key) => Standing::Usable,
             None => Standing::Away { keeps },
         }
     }
@@ -293,10 +305,18 @@ impl Parts {
         for run in runs.iter() {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
             let SlotView { incarnation, persistent, outbox } = slot.view();
+            let queue = || QueueKey::Client(slot.client_id().clone());
+            if self.here.as_ref().is_some_and(|here| here.is_elsewhere(&slot)) {
+                let copies = &run.copies;
+                assignments.extend(self.assignments(batch, &queue(), incarnation, copies, true));
+                let entries = if persistent { self.entries(batch, copies) } else { Vec::new() };
+                queued.extend(self.keep(QueueAppend { queue: queue(), incarnation, entries }));
+                continue;
+            }
             if persistent {
-                let queue = QueueKey::Client(slot.client_id().clone());
+                let queue = queue();
                 let copies = admitted.of(batch, &slot, &run.copies);
-                assignments.extend(self.assignments(batch, &queue, incarnation, &copies));
+                assignments.extend(self.assignments(batch, &queue, incarnation, &copies, false));
                 let entries = self.entries(batch, &copies);
                 if !entries.is_empty() {
                     let append = QueueAppend { queue, incarnation, entries };
@@ -325,6 +345,41 @@ impl Parts {
         if !assignments.is_empty() {
             assign(&*self.log, &assignments, decisions).await;
         }
+    }
+
+    fn decides(&self, group: u64) -> bool {
+        self.here.as_ref().is_none_or(|here| here.decides(group))
+    }
+
+    fn counts_for_all(&self) -> bool {
+        self.here.as_ref().is_none_or(|here| here.counts())
+    }
+
+    fn is_connected_elsewhere(&self, slot: SlotId) -> bool {
+        self.here.is_some()
+            && self.slots.by_id(slot).is_some_and(|slot| slot.is_connected_elsewhere())
+    }
+
+    /// Copies for a session of another node; what comes back is put into queues here.
+    fn keep(&self, append: QueueAppend) -> Vec<Queued> {
+        let Some(here) = self.here.as_ref().filter(|_| !append.entries.is_empty()) else {
+            return Vec::new();
+        };
+        let queued = |append| Queued { append, slot: None, live: true };
+        here.keep(append).into_iter().map(queued).collect()
+    }
+
+    /// Copies that were another node's to deliver until now.
+    async fn enqueue_appends(&self, appends: Vec<QueueAppend>) {
+        if appends.is_empty() {
+            return;
+        }
+        let slot = |queue: &QueueKey| match queue {
+            QueueKey::Client(id) => self.slots.by_client(id.as_str()),
+            QueueKey::Group(_) => None,
+        };
+        let queued = |append: QueueAppend| Queued { slot: slot(&append.queue), append, live: true };
+        self.enqueue(appends.into_iter().map(queued).collect()).await;
     }
 
     async fn enqueue(&self, queued: Vec<Queued>) {
@@ -364,6 +419,11 @@ impl Parts {
             // here, or reads its queue later than this.
             if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {
                 let fresh = &append.entries[skipped..];
+                if fresh.is_empty() {
+                    // Another node was quicker.
+                    outbox.heard_of(append.incarnation, first_seq);
+                    continue;
+                }
                 outbox.offer_queued(append.incarnation, first_seq, fresh, *live);
             }
         }
@@ -393,8 +453,9 @@ impl Parts {
         queue: &QueueKey,
         incarnation: u64,
         copies: &[Copy],
+        elsewhere: bool,
     ) -> Vec<Assignment> {
-        let of_group = |copy: &&Copy| copy.is_queued() && copy.group.is_some();
+        let of_group = |copy: &&Copy| (elsewhere || copy.is_queued()) && copy.group.is_some();
         let copies: Vec<&Copy> = copies.iter().filter(of_group).collect();
         let by_item = copies.chunk_by(|a, b| a.item == b.item);
         by_item
@@ -454,9 +515,46 @@ impl Parts {
                 QueueKey::Group(_) => None,
             };
             let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
-            queued.push(Queued { append, slot, live });
+            queued.extend(self.direct(append, slot, live));
         }
         queued
+    }
+
+    /// Direct copies go where their session is. Of a group, they may be for one without a queue.
+    fn direct(
+        &self,
+        append: QueueAppend,
+        slot: Option<Arc<Slot>>,
+        live: bool,
+    ) -> Vec<Queued> {
+        let Some(there) = slot.as_ref().filter(|_| self.here.is_some()) else {
+            return vec![Queued { append, slot, live }];
+        };
+        let SlotView { incarnation, persistent, outbox } = there.view();
+        let QueueAppend { queue, incarnation: of, entries } = append;
+        let acknowledged = |entry: &QueueEntry| entry.delivery.qos.is_acknowledged();
+        let (entries, lively): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|entry| persistent && acknowledged(entry));
+        if let Some(outbox) = outbox.filter(|_| incarnation == of && !lively.is_empty()) {
+            let outgoing = lively.iter().map(|entry| Outgoing {
+                batch: entry.message.batch(),
+                index: entry.message.index(),
+                delivery: entry.delivery,
+                subscription_ids: &entry.subscription_ids,
+                paid: true,
+            });
+            let mut purse = Purse::UNLIMITED;
+            let outgoing_rate = self.outgoing_rate(there);
+            outbox.offer(outgoing, &mut Toll { outgoing: outgoing_rate, purse: &mut purse });
+        }
+        let append = QueueAppend { queue, incarnation: of, entries };
+        if append.entries.is_empty() {
+            Vec::new()
+        } else if self.here.as_ref().is_some_and(|here| here.is_elsewhere(there)) {
+            self.keep(append)
+        } else {
+            vec![Queued { append, slot, live }]
+        }
     }
 
     fn is_newest(&self, copy: &MessageRef) -> bool {

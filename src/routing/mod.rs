@@ -12,6 +12,7 @@ mod config;
 mod decisions;
 mod dispatcher;
 mod fan_out;
+mod here;
 mod id_table;
 mod index;
 mod judge;
@@ -29,6 +30,7 @@ mod trie;
 
 pub use config::Config;
 pub use dispatcher::{Parts, Progress, run};
+pub use here::Here;
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
 pub use limits::Limits;

@@ -168,7 +168,9 @@ impl Reader {
     fn rows(&self, at: Position, rows: Vec<Row>, kept: bool) {
         let retained = rows.iter().filter(|row| row.table == Table::Retained).cloned().collect();
         if let Some(tables) = self.tables.as_ref().filter(|_| at.offset >= self.known_to) {
+            let several = self.members.lock().names().count() > 1;
             for (client, by, moved) in tables.apply(at.offset, rows, kept) {
+                let moved = moved && several;
                 self.feed.change(at.offset, Change::Claimed { client, by, moved }, moved);
             }
         }
