@@ -180,7 +180,7 @@ impl Keeper {
                 payload: None,
                 mark: Mark { kind: RecordKind::State, writer: self.run, number: 0 },
             };
-            let until = Instant::now() + LOOK_EVERY;
+            let until = Instant::now() + self.settings.config.command_timeout;
             let said = thread.scribe.write(std::iter::once(line), &|| Instant::now() > until);
             if let Err(error) = said {
                 tracing::debug!(%error, "a commit that nobody needs stays");

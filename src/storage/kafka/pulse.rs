@@ -34,10 +34,11 @@ impl Pulse {
                 continue;
             }
             said = Some(Instant::now());
-            self.say(&mut scribe, &self.peers.beat(), self.settings.beat_every);
+            // One that is late is as good as the next one: another producer would only be later.
+            self.say(&mut scribe, &self.peers.beat(), ended);
             for (node, run) in self.peers.dead() {
                 tracing::warn!(node, "a node was silent for too long: the others take over");
-                self.say(&mut scribe, &Word::Dead { node, run }, self.settings.beat_every);
+                self.say(&mut scribe, &Word::Dead { node, run }, ended);
             }
         }
     }
@@ -49,13 +50,12 @@ impl Pulse {
         }
         let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let node = self.settings.node.clone();
-        self.say(&mut scribe, &Word::Left { node }, patience);
+        let until = Instant::now() + patience;
+        self.say(&mut scribe, &Word::Left { node }, &|| Instant::now() > until);
     }
 
-    fn say(&self, scribe: &mut Scribe, word: &Word, patience: Duration) {
-        let until = Instant::now() + patience;
-        let late = || Instant::now() > until;
-        if let Err(error) = say(scribe, &self.topic, self.peers.run(), word, &late) {
+    fn say(&self, scribe: &mut Scribe, word: &Word, given_up: &dyn Fn() -> bool) {
+        if let Err(error) = say(scribe, &self.topic, self.peers.run(), word, given_up) {
             tracing::debug!(%error, ?word, "nobody heard this");
         }
     }

@@ -74,7 +74,10 @@ pub(super) fn to_the_end(
     patience: Duration,
     visit: &mut dyn FnMut(Found<'_>) -> Result<(), StorageError>,
 ) -> Result<(), StorageError> {
-    let consumer = consumer(config, watch, topic, partitions, from)?;
+    let mut config = config.clone();
+    // The end of a topic is told when a fetch comes back empty: it must not be waited for.
+    config.set("fetch.wait.max.ms", "10");
+    let consumer = consumer(&config, watch, topic, partitions, from)?;
     let mut ended = vec![false; partitions as usize];
     let mut last = Instant::now();
     while ended.contains(&false) {

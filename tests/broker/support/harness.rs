@@ -246,7 +246,7 @@ impl Broker {
         kill_process(Pid::from_child(&self.child), signal).expect("the broker's process exists");
     }
 
-    fn await_exit(&mut self) -> ExitStatus {
+    pub(crate) fn await_exit(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
