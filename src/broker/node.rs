@@ -9,7 +9,9 @@ use tokio::task::JoinHandle;
 use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
-use crate::routing::{self, Here, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::routing::{
+    self, Here, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn,
+};
 use crate::security::Security;
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};

@@ -83,9 +83,10 @@ impl Members {
     /// Forgets who is gone when all that may have inherited its work have come past its end.
     fn settle(&mut self) {
         let is_settled = |name: &String, at: u64| {
-            let mut heirs = self.nodes.iter().filter(|(other, heir)| {
-                *other != name && heir.gone.is_none_or(|gone| gone > at)
-            });
+            let mut heirs = self
+                .nodes
+                .iter()
+                .filter(|(other, heir)| *other != name && heir.gone.is_none_or(|gone| gone > at));
             let some = self.nodes.values().any(|heir| heir.gone.is_none());
             some && heirs.all(|(_, heir)| heir.commit > at)
         };

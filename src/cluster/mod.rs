@@ -2,8 +2,8 @@
 //!
 //! What comes in: words of nodes in the order of the log, each with its place and the run of the
 //! program that wrote it; hashes of client ids and groups. What goes out: who lives, who owns a
-//! session, who decides for a group, below which place nobody needs anything any more. The same
-//! words give the same answers on every node. Called by `storage` (which reads the words), `routing`
+//! session, who decides for a group, below which place nobody needs anything any more. Like words
+//! give the same answers on every node. Called by `storage` (which reads the words), `routing`
 //! and `session`. Never: I/O, a clock, Tokio, a word that did not come by way of the log.
 
 mod members;

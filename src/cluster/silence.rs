@@ -33,7 +33,7 @@ impl Silence {
         self.own = Some((now_ms, since));
     }
 
-    /// Which of these runs are dead: they were silent all the time while we heard ourselves. Whoever
+    /// Which of these runs are dead: they were silent all the time while we heard ourselves. Who
     /// was asleep begins to count anew.
     pub fn dead(&mut self, runs: impl Iterator<Item = u64>, now_ms: u64) -> Vec<u64> {
         let awake = self.own.filter(|(last, _)| now_ms.saturating_sub(*last) <= self.own_ms);

@@ -6,7 +6,7 @@
 //! kept for it goes into its queue before anything behind: that may be there already, and is not
 //! taken twice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -15,7 +15,9 @@ use crate::cluster::{Members, place_of};
 use crate::delivery::{Slot, Slots};
 use crate::limits::KEPT_FOR_OTHERS_BYTES;
 use crate::mqtt::ClientId;
-use crate::storage::{Change, LogBatch, Peers, Position, QueueAppend, QueueEntry, QueueKey};
+use crate::storage::{
+    Batch, Change, LogBatch, Origin, Peers, Position, QueueAppend, QueueEntry, QueueKey,
+};
 
 /// Copies whose owner is another node.
 #[derive(Debug, Default)]
@@ -32,12 +34,40 @@ struct State {
     /// that comes into queues, where most of it is.
     joined: bool,
     kept: Kept,
+    /// In the order of the log; at most [`OFFERS`], the oldest go first.
+    offers: VecDeque<Offer>,
+}
+
+/// Messages for groups of other nodes. More than that, and a node that dies so late takes some
+/// decisions with it.
+const OFFERS: usize = 100_000;
+
+/// A message for a group that another node decides for.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) origin: Origin,
+    pub(super) batch: Arc<Batch>,
+    /// Who decides, in which run; and where it has come to do so.
+    decider: Arc<str>,
+    run: u64,
+    since: u64,
+}
+
+/// What this node has to do from here on that was another's.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    pub(super) appends: Vec<QueueAppend>,
+    pub(super) offers: Vec<Offer>,
+    /// Below it everybody has decided everything, if that has moved.
+    pub(super) settled: Option<u64>,
 }
 
 /// This node among others, as its dispatcher sees it.
 #[derive(Debug)]
 pub struct Here {
     peers: Arc<Peers>,
+    /// What an earlier run of this node has decided.
+    decided_below: u64,
     state: Mutex<State>,
 }
 
@@ -48,8 +78,13 @@ fn cost(entry: &QueueEntry) -> usize {
 
 impl Here {
     pub fn new(peers: Arc<Peers>) -> Self {
-        let (members, kept) = (Arc::default(), Kept::default());
-        Self { peers, state: Mutex::new(State { members, joined: false, kept }) }
+        let (members, kept, offers) = Default::default();
+        let decided_below = peers.decided_below();
+        Self {
+            peers,
+            decided_below,
+            state: Mutex::new(State { members, joined: false, kept, offers }),
+        }
     }
 
     /// Whether the copies of this session are another node's to deliver.
@@ -57,10 +92,25 @@ impl Here {
         slot.is_elsewhere() && self.state.lock().joined
     }
 
-    /// Whether this node decides who of a group gets a message.
-    pub(super) fn decides(&self, group: u64) -> bool {
-        let state = self.state.lock();
-        state.members.rendezvous(group).is_none_or(|node| node == &**self.peers.node())
+    /// Whether another node decides who of a group gets a message; then the message is kept for
+    /// the case that it dies before.
+    pub(super) fn leaves(&self, origin: &Origin, batch: &Arc<Batch>) -> bool {
+        let mut state = self.state.lock();
+        let decider = state.members.rendezvous(origin.group).unwrap_or_default();
+        if state.joined && decider == &**self.peers.node() {
+            return false;
+        }
+        let run = state.members.get(decider).map_or(0, |member| member.run);
+        let decider = Arc::from(decider);
+        let acknowledged = batch.view(origin.index as usize).qos.is_acknowledged();
+        if acknowledged {
+            let (origin, batch) = (*origin, Arc::clone(batch));
+            state.offers.push_back(Offer { origin, batch, decider, run, since: 0 });
+            if state.offers.len() > OFFERS {
+                state.offers.pop_front();
+            }
+        }
+        true
     }
 
     /// Whether this node counts what concerns them all.
@@ -86,25 +136,26 @@ impl Here {
 
     /// Takes note of what has changed in front of this batch's messages; gives back what is this
     /// node's to put into queues from here on.
-    pub(super) fn take(&self, batch: &LogBatch, slots: &Slots) -> Vec<QueueAppend> {
-        let mut due = Vec::new();
+    pub(super) fn take(&self, batch: &LogBatch, slots: &Slots) -> Due {
+        let mut due = Due::default();
         for (position, change) in &batch.changes {
             let mut state = self.state.lock();
             match change {
-                Change::Nodes(members) => due.extend(self.nodes(&mut state, members, slots)),
+                Change::Nodes(members) => self.nodes(&mut state, members, slots, &mut due),
                 Change::Claimed { client, by, .. } => {
-                    due.extend(self.claimed(&mut state, slots, client, by, *position));
+                    due.appends.extend(self.claimed(&mut state, slots, client, by, *position));
                 }
             }
         }
         due
     }
 
-    fn nodes(&self, state: &mut State, members: &Arc<Members>, slots: &Slots) -> Vec<QueueAppend> {
+    fn nodes(&self, state: &mut State, members: &Arc<Members>, slots: &Slots, due: &mut Due) {
         let moved = state.members.changed() != members.changed();
         state.members = Arc::clone(members);
         state.joined |= members.admits(self.peers.run());
-        let mut due = Vec::new();
+        due.settled = members.needed_but("").or(due.settled);
+        self.offers(state, moved, due);
         if moved {
             slots.each(|slot| {
                 let Some((home, claimed)) = slot.home() else { return };
@@ -112,12 +163,37 @@ impl Here {
                 let elsewhere = owner.is_some_and(|owner| owner != &**self.peers.node());
                 slot.set_elsewhere(elsewhere);
                 if !elsewhere {
-                    due.extend(state.kept.take(slot.client_id()));
+                    due.appends.extend(state.kept.take(slot.client_id()));
                 }
             });
         }
         state.kept.forget(members, slots);
-        due
+    }
+
+    /// Messages whose decider has decided go; those whose decider is gone get another one.
+    fn offers(&self, state: &mut State, moved: bool, due: &mut Due) {
+        let State { members, offers, joined, .. } = state;
+        let us = &**self.peers.node();
+        for mut offer in std::mem::take(offers) {
+            let position = offer.origin.position.offset;
+            let decider = members.get(&offer.decider).filter(|member| member.run == offer.run);
+            let there = decider.is_some_and(|member| member.gone.is_none());
+            // Its own earlier run, if that got so far; it may not have said so.
+            let by_us = *offer.decider == *us && position < self.decided_below;
+            if by_us || decider.is_some_and(|one| one.commit > position.max(offer.since)) {
+                continue;
+            }
+            if !there && (moved || offer.decider.is_empty()) {
+                let heir = members.rendezvous(offer.origin.group).unwrap_or_default();
+                if heir == us && *joined {
+                    due.offers.push(offer);
+                    continue;
+                }
+                offer.run = members.get(heir).map_or(0, |member| member.run);
+                (offer.decider, offer.since) = (Arc::from(heir), members.changed());
+            }
+            offers.push_back(offer);
+        }
     }
 
     fn claimed(

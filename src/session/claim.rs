@@ -260,8 +260,7 @@ async fn store(
     if let Some(old) = old.filter(|_| !resumes) {
         rows = lifecycle::tombstones(context, &ask.client_id, old);
     }
-    let durability =
-        if stored || was_stored { Durability::Durable } else { Durability::Relaxed };
+    let durability = if stored || was_stored { Durability::Durable } else { Durability::Relaxed };
     rows.push(if stored || !was_stored {
         row.row(&ask.client_id)
     } else {

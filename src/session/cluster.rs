@@ -1,5 +1,5 @@
-//! What this node has to do for sessions that are, or were, another node's: let go of what was taken
-//! over, take up what nobody has any more.
+//! What this node has to do for sessions that are, or were, another node's: let go of what was
+//! taken over, take up what nobody has any more.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! All sessions of the cluster as the log tells of them (docs/decisions/008): who claimed which,
-//! where. Told by the thread that reads the log, in its order; every node comes to the same answers.
+//! where. Told by the thread that reads the log, in its order; all nodes come to the same answers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};

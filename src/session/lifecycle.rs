@@ -33,9 +33,11 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
     if !locked.is_live(conn) {
         return;
     }
-    if context.directory.as_ref().is_some_and(|directory| {
-        directory.epoch(&conn.client_id) != Some(conn.epoch)
-    }) {
+    if context
+        .directory
+        .as_ref()
+        .is_some_and(|directory| directory.epoch(&conn.client_id) != Some(conn.epoch))
+    {
         // Another node has it by now.
         return cluster::let_go(context, &conn.client_id, &mut locked);
     }

@@ -39,8 +39,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
-use directory::Directory;
 pub use context::Handles;
+use directory::Directory;
 #[doc(hidden)]
 pub use inbound::{Gate, Ruling};
 pub use overview::{SessionView, SubscriptionView};
@@ -99,9 +99,10 @@ impl Sessions {
         })?;
         fault?;
         // A row that was stale at the commit may have been put again since.
-        let alone = context.directory.as_ref().is_none_or(|directory| {
-            directory.peers.members().alive().count() == 1
-        });
+        let alone = context
+            .directory
+            .as_ref()
+            .is_none_or(|directory| directory.peers.members().alive().count() == 1);
         // Among others, such a row may be put again before its end comes.
         let ended = |row: &Row| row.table != Table::Subscriptions || alone;
         mended.retain(|row| ended(row) && !context.subscriptions.holds(row));

@@ -23,13 +23,13 @@ pub use self::redis::{
 pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{Kafka, KafkaSettings};
-pub use peers::Peers;
 pub use memory::{Faults, Memory, MemoryConfig};
+pub use peers::Peers;
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
-    PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Resolver, Row, SourceId,
-    StorageError, Table, TokenBucket,
+    AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,
+    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId,
+    Origin, Page, Position, PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState,
+    QueuedMessage, Resolver, Row, SourceId, StorageError, Table, TokenBucket,
 };
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};

@@ -26,6 +26,7 @@ pub struct Peers {
     /// What is durable of our own work, for our next word.
     commit: AtomicU64,
     tables: AtomicU64,
+    decided_below: u64,
 }
 
 impl Peers {
@@ -40,7 +41,20 @@ impl Peers {
             since: Instant::now(),
             commit: AtomicU64::new(0),
             tables: AtomicU64::new(0),
+            decided_below: 0,
         }
+    }
+
+    /// An earlier run of this node has come so far.
+    #[must_use]
+    pub(super) fn with_decided_below(mut self, position: u64) -> Self {
+        self.decided_below = position;
+        self
+    }
+
+    /// What an earlier run of this node has routed: who of a group got it is decided.
+    pub fn decided_below(&self) -> u64 {
+        self.decided_below
     }
 
     /// This node's name.

@@ -49,7 +49,7 @@ const LIBRARIES: [(&str, &[&str]); 14] = [
     ("pkcs8", &["src/listener"]),
     ("tungstenite", &["src/listener", "tests/"]),
     ("fjall", &["src/storage/embedded"]),
-    ("xxhash_rust", &["src/storage", "src/routing"]),
+    ("xxhash_rust", &["src/storage", "src/routing", "src/cluster"]),
     ("mqttbytes", &["src/bench", "tests/", "benches/", "src/codec/tests"]),
     ("rmqtt_codec", &["tests/", "benches/", "src/codec/tests"]),
 ];
@@ -250,7 +250,7 @@ fn an_import_upwards_or_sideways_is_found() {
     }
     let message = &imports(&Source::new("src/storage/record.rs", bad[0]))[0];
     let expected = "src/storage/record.rs:1: `storage` (layer 1) names `session`; \
-                    it may name: mqtt, limits, telemetry";
+                    it may name: mqtt, limits, telemetry, cluster";
     assert_eq!(message, expected);
 }
 

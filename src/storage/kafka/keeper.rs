@@ -139,8 +139,14 @@ impl Keeper {
     pub(super) fn run(&self, from: Commit, ended: &dyn Fn() -> bool, orderly: &dyn Fn() -> bool) {
         let scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let (looked, needless) = (Instant::now(), VecDeque::new());
-        let mut thread =
-            Thread { scribe, durable: from, needless, looked, others: BTreeSet::new(), troubled: None };
+        let mut thread = Thread {
+            scribe,
+            durable: from,
+            needless,
+            looked,
+            others: BTreeSet::new(),
+            troubled: None,
+        };
         while !ended() {
             self.pass(&mut thread, ended);
             self.look(&mut thread);

@@ -62,6 +62,8 @@ struct Start {
     run: u64,
     log_topic: String,
     state_topic: String,
+    /// What the start writes; then the pulse has it.
+    scribe: Mutex<Scribe>,
 }
 
 pub(super) fn open(settings: KafkaSettings) -> Result<Kafka, StorageError> {
@@ -77,6 +79,7 @@ pub(super) fn open(settings: KafkaSettings) -> Result<Kafka, StorageError> {
     let partitions = admin.ensure(&settings, &wanted)?;
     let (log_topic, state_topic) = (settings.name(&topics.log), settings.name(&topics.state));
     let run = random();
+    let scribe = Mutex::new(Scribe::new(settings.scribe(), Arc::clone(&watch)));
     let start = Start {
         settings: Arc::clone(&settings),
         watch,
@@ -85,6 +88,7 @@ pub(super) fn open(settings: KafkaSettings) -> Result<Kafka, StorageError> {
         run,
         log_topic,
         state_topic,
+        scribe,
     };
     start.open()
 }
@@ -110,6 +114,7 @@ impl Start {
     fn open(self) -> Result<Kafka, StorageError> {
         let left = self.state()?;
         let committed = left.begin();
+        let ours = left.commits.get(&self.settings.node).map_or(0, |commit| commit.position);
         let pinned = self.pin(left.pinned)?;
         let (low, high) = self.admin.watermarks(&self.log_topic)?;
         let (low, end) = (position(low).offset, position(high).offset);
@@ -140,16 +145,15 @@ impl Start {
             committed.position,
         ));
         let tail = self.tail(&tables, &committed, end)?;
-        self.start(pinned.incarnation, writer, tables, committed, tail)
+        self.start((pinned.incarnation, ours), writer, tables, committed, tail)
     }
 
     /// Tells the others, and this run's own reader, that it is here, and what it can route.
     fn join(&self, committed: &Commit) -> Result<(), StorageError> {
         let word = Word::Joined { node: self.settings.node.clone(), commit: committed.position };
-        let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let until = tokio::time::Instant::now() + self.settings.config.command_timeout;
         let late = || tokio::time::Instant::now() > until;
-        say(&mut scribe, &self.log_topic, self.run, &word, &late)
+        say(&mut self.scribe.lock(), &self.log_topic, self.run, &word, &late)
     }
 
     fn state(&self) -> Result<Left, StorageError> {
@@ -213,9 +217,8 @@ impl Start {
             payload: Some(&payload),
             mark,
         };
-        let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let until = tokio::time::Instant::now() + self.settings.config.command_timeout;
-        scribe.write(std::iter::once(line), &|| tokio::time::Instant::now() > until)?;
+        self.scribe.lock().write(std::iter::once(line), &|| tokio::time::Instant::now() > until)?;
         // Of two nodes that start at once, the first record is everybody's.
         self.state()?.pinned.ok_or_else(|| damaged("the record of the first start is not there"))
     }
@@ -265,7 +268,7 @@ impl Start {
 
     fn start(
         self,
-        incarnation: u64,
+        (incarnation, ours): (u64, u64),
         writer: Arc<Writer>,
         tables: Arc<Tables>,
         committed: Commit,
@@ -273,9 +276,7 @@ impl Start {
     ) -> Result<Kafka, StorageError> {
         let (settings, watch) = (self.settings, self.watch);
         let key = commit_key(&settings, &settings.node);
-        let dead_after_ms = settings.dead_after.as_millis() as u64;
-        let (node, members) = (&settings.node, tail.members);
-        let peers = Arc::new(Peers::new(node, self.run, members, dead_after_ms));
+        let peers = Arc::new(peers(&settings, self.run, tail.members, ours));
         peers.is_durable(committed.position, committed.tables);
         let config = settings.consumer(&settings.config.topics.log);
         let from = offset_of(committed.position);
@@ -295,7 +296,7 @@ impl Start {
         let pulse = Pulse {
             topic: self.log_topic.clone(),
             settings: Arc::clone(&settings),
-            watch: Arc::clone(&watch),
+            scribe: self.scribe,
             peers: Arc::clone(&peers),
         };
         let keeper = Arc::new(Keeper::new(keeper::Parts {
@@ -340,6 +341,11 @@ impl Start {
         kafka.threads.lock().extend(threads);
         Ok(kafka)
     }
+}
+
+fn peers(settings: &KafkaSettings, run: u64, members: Members, ours: u64) -> Peers {
+    let dead_after_ms = settings.dead_after.as_millis() as u64;
+    Peers::new(&settings.node, run, members, dead_after_ms).with_decided_below(ours)
 }
 
 fn is_over(phase: &AtomicU8) -> bool {

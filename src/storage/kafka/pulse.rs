@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::KafkaSettings;
 use super::format::{Mark, RecordKind, encode_state};
 use super::scribe::{Line, Scribe};
-use super::watch::Watch;
 use crate::cluster::Word;
 use crate::storage::{Peers, StorageError};
 
@@ -20,13 +20,13 @@ pub(super) struct Pulse {
     pub(super) settings: Arc<KafkaSettings>,
     /// The log.
     pub(super) topic: String,
-    pub(super) watch: Arc<Watch>,
+    pub(super) scribe: Mutex<Scribe>,
     pub(super) peers: Arc<Peers>,
 }
 
 impl Pulse {
     pub(super) fn run(&self, ended: &dyn Fn() -> bool) {
-        let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
+        let mut scribe = self.scribe.lock();
         let mut said: Option<Instant> = None;
         while !ended() && !self.peers.is_fenced() {
             if said.is_some_and(|at| at.elapsed() < self.settings.beat_every) {
@@ -48,7 +48,7 @@ impl Pulse {
         if self.peers.is_fenced() {
             return;
         }
-        let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
+        let mut scribe = self.scribe.lock();
         let node = self.settings.node.clone();
         let until = Instant::now() + patience;
         self.say(&mut scribe, &Word::Left { node }, &|| Instant::now() > until);

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::link::Transport;
 
 /// How long a start or a stop may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How a broker is to be started. Nothing is read from the surroundings but `PATH`.
 #[derive(Clone, Default)]
