@@ -97,9 +97,14 @@ impl Members {
             .filter(|(name, at)| is_settled(name, *at))
             .map(|(name, _)| name.clone())
             .collect();
+        if settled.is_empty() {
+            return;
+        }
         for name in settled {
             self.nodes.remove(&name);
         }
+        // What an heir that died since had still to do is done, too.
+        self.settle();
     }
 
     /// Whether what this run writes counts: it is a living node's.

@@ -1,5 +1,5 @@
-//! From the copies of a stretch to queues, outboxes and, by way of the log, to members of groups and
-//! sessions of other nodes.
+//! From the copies of a stretch to queues, outboxes and, by way of the log, to members of groups
+//! and sessions of other nodes.
 
 use std::ops::Range;
 use std::sync::Arc;

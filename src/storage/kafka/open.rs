@@ -315,7 +315,7 @@ impl Start {
             incarnation,
             writer: Arc::clone(&writer),
             feed,
-            keeper: Arc::clone(&keeper),
+            keeper,
             tables: Some(tables),
             watch,
             committed: committed.clone(),
@@ -323,24 +323,30 @@ impl Start {
             end: tail.known_to,
             taken: AtomicBool::new(false),
         });
-        let phase = Arc::new(AtomicU8::new(RUNNING));
-        let (said, threads) = (Arc::new(pulse), Mutex::default());
-        let pulse = Arc::clone(&said);
-        let kafka = Kafka { log, phase, threads, settings, peers, pulse };
-        let phase = || Arc::clone(&kafka.phase);
-        let (served, read_on, kept, beaten) = (phase(), phase(), phase(), phase());
-        let threads = [
-            thread("kafka writer", move || writer.serve(&|| is_over(&served)))?,
-            thread("kafka pulse", move || said.run(&|| is_over(&beaten)))?,
-            thread("kafka reader", move || reader.run(&|| is_over(&read_on)))?,
-            thread("kafka keeper", move || {
-                let orderly = || kept.load(Ordering::Acquire) == STOPPING;
-                keeper.run(committed, &|| is_over(&kept), &orderly);
-            })?,
-        ];
-        kafka.threads.lock().extend(threads);
+        let (phase, threads) = (Arc::new(AtomicU8::new(RUNNING)), Mutex::default());
+        let kafka = Kafka { log, phase, threads, settings, peers, pulse: Arc::new(pulse) };
+        launch(&kafka, reader, committed)?;
         Ok(kafka)
     }
+}
+
+/// Starts its threads.
+fn launch(kafka: &Kafka, reader: Reader, committed: Commit) -> Result<(), StorageError> {
+    let phase = || Arc::clone(&kafka.phase);
+    let (served, read_on, kept, beaten) = (phase(), phase(), phase(), phase());
+    let (writer, keeper) = (Arc::clone(&kafka.log.writer), Arc::clone(&kafka.log.keeper));
+    let pulse = Arc::clone(&kafka.pulse);
+    let threads = [
+        thread("kafka writer", move || writer.serve(&|| is_over(&served)))?,
+        thread("kafka pulse", move || pulse.run(&|| is_over(&beaten)))?,
+        thread("kafka reader", move || reader.run(&|| is_over(&read_on)))?,
+        thread("kafka keeper", move || {
+            let orderly = || kept.load(Ordering::Acquire) == STOPPING;
+            keeper.run(committed, &|| is_over(&kept), &orderly);
+        })?,
+    ];
+    kafka.threads.lock().extend(threads);
+    Ok(())
 }
 
 fn peers(settings: &KafkaSettings, run: u64, members: Members, ours: u64) -> Peers {
