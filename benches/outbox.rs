@@ -7,12 +7,12 @@
 
 use std::hint::black_box;
 use std::io::{self, IoSlice};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use sluice::delivery::{Config, Outbox, Outgoing, Settings, Socket, Toll};
+use sluice::delivery::{Config, Outbox, Outgoing, Owner, Settings, Socket, Toll};
 use sluice::mqtt::{ClientId, Delivery, ProtocolVersion, QoS};
 use sluice::storage::{
     Batch, BatchBuilder, Kind, Memory, MemoryConfig, MessageView, Publisher, Purse,
@@ -33,6 +33,14 @@ impl Socket for Drain {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(bytes)
     }
+
+    fn start_writer(self: Arc<Self>, _: Arc<Outbox>, _: Weak<dyn Owner>) {
+        unreachable!("nothing is ever left");
+    }
+}
+
+impl Owner for Drain {
+    fn written_out(&self) {}
 }
 
 fn batch() -> Arc<Batch> {
@@ -76,7 +84,7 @@ fn outboxes(drain: &Arc<Drain>) -> Vec<Arc<Outbox>> {
             gate: None,
         };
         let outbox = Outbox::new(settings, Arc::clone(&config), Arc::clone(&queues));
-        outbox.write_by(Arc::clone(drain) as Arc<dyn Socket>);
+        outbox.write_by(Arc::clone(drain) as _, Weak::<Drain>::new());
         outbox
     };
     (0..OUTBOXES).map(outbox).collect()

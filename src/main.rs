@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use sluice::admin;
 use sluice::bench::{self, BenchArgs};
 use sluice::broker::Broker;
 use sluice::config::{self, Config, Loaded};
@@ -37,6 +38,8 @@ enum Command {
     Serve,
     /// Check the configuration and show what differs from the built-in values.
     CheckConfig,
+    /// Ask the node that runs here how it is: exit code 0 when it is up, 1 when not.
+    Health,
     /// Put load on any MQTT broker, and prove that nothing was lost.
     Bench(Box<BenchArgs>),
     /// Look at a plan, or sign one.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     match args.command.unwrap_or(Command::Serve) {
         Command::Serve => configured(config, serve),
         Command::CheckConfig => configured(config, |loaded| check_config(&loaded)),
+        Command::Health => configured(config, |loaded| health(&loaded.config)),
         Command::Bench(args) => bench::run(*args),
         Command::Plan(args) => plan::run(args),
     }
@@ -77,6 +81,16 @@ fn check_config(loaded: &Loaded) -> ExitCode {
     }
     match io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => fail(FAILED, &fault),
+    }
+}
+
+fn health(config: &Config) -> ExitCode {
+    match admin::probe(&config.admin) {
+        Ok(report) => match writeln!(io::stdout(), "{report}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(fault) => fail(FAILED, &fault),
+        },
         Err(fault) => fail(FAILED, &fault),
     }
 }

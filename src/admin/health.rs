@@ -20,8 +20,8 @@ impl Component {
     }
 }
 
-/// Who knows about the parts: `listeners`, `storage`, `disk`. Asked once a request, on a thread
-/// that may block for a moment.
+/// Who knows about the parts: `listeners`, `storage`, `queues`, `disk`. Asked once a request, on a
+/// thread that may block for a moment.
 pub trait HealthSource: Send + Sync + 'static {
     fn components(&self) -> Vec<Component>;
 }

@@ -19,6 +19,7 @@ mod health;
 mod ledger;
 mod license;
 mod page;
+mod probe;
 mod refused;
 mod retained;
 mod routes;
@@ -46,6 +47,7 @@ use api::{Api, blocking};
 
 pub use config::Config;
 pub use health::{Component, HealthSource, disk};
+pub use probe::probe;
 
 /// What `/actuator/info` tells.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::storage::Trouble;
 use crate::admin::{Component, HealthSource, disk};
 use crate::config::Config;
 use crate::storage::{Profile, PublishLog};
@@ -13,16 +14,18 @@ use crate::storage::{Profile, PublishLog};
 pub(super) struct Health {
     listening: Arc<AtomicBool>,
     log: Arc<dyn PublishLog>,
+    queues: Option<Trouble>,
     folder: PathBuf,
     min_free_bytes: u64,
 }
 
 impl Health {
-    pub(super) fn new(config: &Config, log: Arc<dyn PublishLog>) -> Self {
+    pub(super) fn new(config: &Config, log: Arc<dyn PublishLog>, queues: Option<Trouble>) -> Self {
         let embedded = &config.storage.embedded;
         Self {
             listening: Arc::default(),
             log,
+            queues,
             folder: embedded.path.clone(),
             // Kafka and Redis look after their own disks.
             min_free_bytes: match config.storage.profile {
@@ -49,6 +52,10 @@ impl HealthSource for Health {
             Some(trouble) => Component::down("storage", trouble),
         };
         let mut components = vec![listeners, storage];
+        components.extend(self.queues.as_ref().map(|queues| match queues() {
+            None => Component::up("queues"),
+            Some(trouble) => Component::down("queues", trouble),
+        }));
         if self.min_free_bytes > 0 {
             components.push(disk(&self.folder, self.min_free_bytes));
         }

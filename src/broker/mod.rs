@@ -61,7 +61,7 @@ impl Broker {
             plan: plan.clone(),
         };
         beside.extend(plan.map(|plan| task::spawn("plan", plan::watch(plan))));
-        let health = health::Health::new(&config, log);
+        let health = health::Health::new(&config, log, backend.queues());
         let info = Info { node_id: Arc::clone(&config.service.id), storage: backend.name() };
         access::prepare(&node, &config).await?;
         let source = Arc::new(health.clone());

@@ -9,7 +9,6 @@ use super::Fault;
 use crate::config::Config;
 use crate::limits::BATCH_BYTES;
 use crate::listener;
-
 use crate::storage::{
     Embedded, EmbeddedSettings, Kafka, KafkaSettings, LocalBucket, Profile, Redis, StorageError,
     Stores, SyncMode,
@@ -17,6 +16,9 @@ use crate::storage::{
 
 /// What a record needs beside the packet or the batch that it holds.
 const RECORD_ROOM: usize = 64 * 1024;
+
+/// What is the matter with a store, if anything is.
+pub(super) type Trouble = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// What runs behind the ports, until [`Backend::stop`].
 #[derive(Debug)]
@@ -50,7 +52,17 @@ impl Backend {
         }
     }
 
-    /// An orderly end. The log comes first: its last commit stands for what is in the queues.
+    /// Asks the store of the queues, where it is not the log's.
+    pub(super) fn queues(&self) -> Option<Trouble> {
+        match self {
+            Backend::Embedded(_) => None,
+            Backend::Cluster(_, redis) => {
+                redis.lock().as_ref().map(|redis| Arc::new(redis.health()) as Trouble)
+            }
+        }
+    }
+
+    /// An orderly end. Redis comes first: the log's last commit stands for what is in the queues.
     pub(super) async fn stop(self, patience: Duration) -> Result<(), Fault> {
         match self {
             Backend::Embedded(embedded) => {

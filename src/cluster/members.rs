@@ -192,7 +192,7 @@ mod tests {
         members
     }
 
-    /// CLU-02: the first word about a death counts, for the run that it names.
+    /// The first word about a death counts, for the run that it names.
     #[test]
     fn a_run_dies_once() {
         let mut members = three();
@@ -207,7 +207,7 @@ mod tests {
         assert!(!members.take(25, 101, &beat("b", 99)) && members.done_below("b") == 0);
     }
 
-    /// CLU-03: a session stays with the run that claimed it; then everybody names the same heir.
+    /// A session stays with the run that claimed it; then everybody names the same heir.
     #[test]
     fn an_orphan_has_one_owner() {
         let mut members = three();
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(Members::default().owner(7, "b", 1), None);
     }
 
-    /// CLU-07: records stay until all heirs have come past the end of whoever is gone.
+    /// Records stay until all heirs have come past the end of whoever is gone.
     #[test]
     fn nothing_is_forgotten_that_an_heir_owes() {
         let mut members = three();

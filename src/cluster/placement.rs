@@ -27,7 +27,7 @@ mod tests {
         shares
     }
 
-    /// CLU-03: what a node had is shared out among the others, and nothing else moves.
+    /// What a node had is shared out among the others, and nothing else moves.
     #[test]
     fn only_what_the_lost_node_had_moves() {
         let (all, left) = (["a", "b", "c"], ["a", "c"]);

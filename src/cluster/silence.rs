@@ -62,7 +62,7 @@ mod tests {
         }
     }
 
-    /// CLU-05: a node that says nothing for six seconds, while the log is heard, is dead.
+    /// A node that says nothing for six seconds, while the log is heard, is dead.
     #[test]
     fn the_silent_one_is_dead() {
         let mut silence = Silence::new(6000, 2500);
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(silence.dead([1, 2].into_iter(), 16_500), [2]);
     }
 
-    /// CLU-05: when nobody is heard, it is Kafka that is away; and who wakes up late blames nobody.
+    /// When nobody is heard, it is Kafka that is away; and who wakes up late blames nobody.
     #[test]
     fn a_silent_log_kills_nobody() {
         let mut silence = Silence::new(6000, 2500);

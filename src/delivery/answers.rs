@@ -54,7 +54,7 @@ impl Outbox {
             .as_deref()
             .map(|backlog| (backlog.queue.clone(), backlog.incarnation, backlog.sent_below()));
         // A cursor that waits for room needs credit only for copies that are acknowledged.
-        let room = channel.marks.is_writable();
+        let awaited = channel.marks.is_writable() && std::mem::take(&mut channel.awaited);
         let client = &channel.settings().client_id;
         tracing::trace!(stop = 12, %client, acks = acks.len(), done = done.len(), "acknowledged");
         self.leave(channel);
@@ -67,7 +67,7 @@ impl Outbox {
                 self.record_received(&queue, incarnation, &received);
             }
         }
-        if room {
+        if awaited {
             self.room.notify_waiters();
         }
     }

@@ -11,7 +11,7 @@ use super::backlog::{Backlog, ID_RUN};
 use super::credit::Credit;
 use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
-use super::socket::Socket;
+use super::socket::Hand;
 use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
 use super::{Config, Outgoing, Settings, Toll};
@@ -49,8 +49,14 @@ pub(super) struct Channel {
     pub(super) closing: bool,
     /// For writing without the writer task, which has to leave the socket alone meanwhile: this
     /// happens under the outbox's lock, and not while the writer has a buffer in hand.
-    pub(super) socket: Option<Arc<dyn Socket>>,
+    pub(super) hand: Option<Hand>,
     pub(super) writing: bool,
+    /// There is no writer task; [`Self::hand`] starts one when there is work for it.
+    pub(super) resting: bool,
+    /// The writer task has ended, and with it the write side.
+    pub(super) gone: bool,
+    /// Somebody waits for a change; whoever makes one takes this and wakes them.
+    pub(super) awaited: bool,
     tally: Tally,
 }
 
@@ -118,8 +124,11 @@ impl Channel {
             backlog: None,
             replay_guard: None,
             closing: false,
-            socket: None,
+            hand: None,
             writing: false,
+            resting: false,
+            gone: false,
+            awaited: false,
             tally: Tally::default(),
             settings,
         }
@@ -428,7 +437,6 @@ impl Channel {
             self.lost_on(DropReason::SessionEnded, one.message.view().topic);
         }
         self.tally.tell(0, 0);
-        self.socket = None;
         self.non_writable = None;
         self.replay_guard = None;
     }

@@ -24,6 +24,8 @@ mod watermark;
 mod writer;
 
 #[cfg(test)]
+mod rest_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -32,10 +34,10 @@ pub use answers::ClientAck;
 pub use config::Config;
 pub use gate::Gate;
 pub use outbox::{AckOut, OpenCursor, Outbox};
-pub use socket::Socket;
+pub use socket::{Owner, Socket};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use toll::Toll;
-pub use writer::write;
+pub use writer::{Written, write};
 
 use crate::mqtt::{ClientId, Delivery, ProtocolVersion};
 use crate::storage::Batch;

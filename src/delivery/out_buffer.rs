@@ -1,13 +1,14 @@
 //! Bytes on their way to one socket: small frames copied one behind the other, large payloads
 //! shared with the batch they came in.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::time::Instant;
+
+use crate::telemetry::metrics::Timer;
 
 /// Chunks are filled up to this and then a new one is begun, so that no frame moves twice.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -16,7 +17,11 @@ pub(super) const SHARE_FROM_BYTES: usize = 1024;
 /// Buffers that a thread keeps for those it begins next; of those beyond, the memory goes.
 const SPARE_MAX: usize = 8;
 
+/// Looking at the clock twice costs as much as encoding a small frame.
+const TIMED_EVERY: u32 = 8;
+
 thread_local! {
+    static TURN: Cell<u32> = const { Cell::new(0) };
     static SPARE: RefCell<Vec<VecDeque<Chunk>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -43,7 +48,8 @@ impl Chunk {
 pub(super) struct OutBuffer {
     chunks: VecDeque<Chunk>,
     len: usize,
-    /// When its first byte came.
+    begun: bool,
+    /// When its first byte came; every [`TIMED_EVERY`]th buffer of a thread knows.
     since: Option<Instant>,
 }
 
@@ -56,9 +62,11 @@ impl OutBuffer {
         self.len == 0
     }
 
-    /// How long its first byte has been waiting.
-    pub(super) fn age(&self) -> Duration {
-        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    /// Everything left: one of the buffers that are timed stands for all.
+    pub(super) fn observe(&self, timer: &Timer) {
+        if let Some(since) = self.since {
+            timer.observe_n(since.elapsed(), TIMED_EVERY.into());
+        }
     }
 
     /// Keeps its memory for the next buffer that this thread begins: an idle connection holds
@@ -80,8 +88,11 @@ impl OutBuffer {
 
     /// Something is about to come in.
     fn begin(&mut self) {
-        if self.since.is_none() {
-            self.since = Some(Instant::now());
+        if !self.begun {
+            self.begun = true;
+            let turn = TURN.get();
+            TURN.set(turn.wrapping_add(1));
+            self.since = turn.is_multiple_of(TIMED_EVERY).then(Instant::now);
             if let Some(chunks) = SPARE.with_borrow_mut(Vec::pop) {
                 self.chunks = chunks;
             }
@@ -113,6 +124,12 @@ impl OutBuffer {
         self.begin();
         self.len += bytes.len();
         self.chunks.push_back(Chunk::Shared(bytes));
+    }
+
+    /// What one write should take, where one slice is all there is.
+    pub(super) fn only_slice(&self) -> Option<&[u8]> {
+        let only = self.chunks.front().filter(|_| self.chunks.len() == 1);
+        only.map(Chunk::rest)
     }
 
     /// What one vectored write should take.

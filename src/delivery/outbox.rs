@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 use super::answers::Receiving;
 use super::backlog::Backlog;
 use super::channel::Channel;
-use super::{Config, Outgoing, Settings, Socket, Toll};
+use super::socket::Hand;
+use super::{Config, Outgoing, Owner, Settings, Socket, Toll};
 use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{DeviceQueues, QueueKey, QueueState};
@@ -37,7 +38,7 @@ pub struct Outbox {
     pub(super) channel: Mutex<Channel>,
     pub(super) config: Arc<Config>,
     pub(super) queues: Arc<dyn DeviceQueues>,
-    /// Wakes the writer task: bytes to write, a page to read, or the end.
+    /// Wakes the writer task, if there is one: bytes to write, a page to read, or the end.
     pub(super) writer: Notify,
     /// Wakes whoever waits for room: retained cursors, a reader held by the control lane.
     pub(super) room: Notify,
@@ -83,15 +84,52 @@ impl Outbox {
             channel.ids.continue_after(id);
         }
         channel.attach(backlog);
+        self.wake(channel);
+    }
+
+    /// For a connection without a writer task: from here on, what the socket takes at once is
+    /// written by whoever has it, and a task is started for the rest.
+    pub fn write_by(&self, socket: Arc<dyn Socket>, owner: Weak<dyn Owner>) {
+        let mut channel = self.channel.lock();
+        channel.hand = Some(Hand { socket, owner });
+        channel.resting = true;
+        if channel.closing { self.wake(channel) } else { self.leave(channel) }
+    }
+
+    /// Gives the writer something to do; if there is none, it is started.
+    fn wake(&self, mut channel: MutexGuard<'_, Channel>) {
+        if std::mem::take(&mut channel.resting)
+            && let Some(hand) = &channel.hand
+        {
+            hand.start_writer(&self.this);
+            return;
+        }
         drop(channel);
         self.writer.notify_one();
     }
 
-    /// From here on, what the socket takes at once needs no writer task.
-    pub fn write_by(&self, socket: Arc<dyn Socket>) {
+    /// The write side has ended.
+    pub(super) fn set_gone(&self) {
         let mut channel = self.channel.lock();
-        if !channel.closing {
-            channel.socket = Some(socket);
+        channel.gone = true;
+        channel.hand = None;
+        self.wake_awaiting(channel);
+    }
+
+    /// Waits until the write side has ended, some time after [`Self::close`]. Cancel safe: yes.
+    pub async fn gone(&self) {
+        loop {
+            let woken = self.room.notified();
+            tokio::pin!(woken);
+            woken.as_mut().enable();
+            {
+                let mut channel = self.channel.lock();
+                if channel.gone {
+                    return;
+                }
+                channel.awaited = true;
+            }
+            woken.await;
         }
     }
 
@@ -101,11 +139,21 @@ impl Outbox {
         // A pause that has begun is ended by the writer's look at it.
         let wake = channel.has_work() || room && channel.pause_due().is_some();
         channel.tell();
-        drop(channel);
+        let awaited = room && std::mem::take(&mut channel.awaited);
         if wake {
-            self.writer.notify_one();
+            self.wake(channel);
+        } else {
+            drop(channel);
         }
-        if room {
+        if awaited {
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Lets those look again who wait for something that may have changed.
+    pub(super) fn wake_awaiting(&self, mut channel: MutexGuard<'_, Channel>) {
+        if std::mem::take(&mut channel.awaited) {
+            drop(channel);
             self.room.notify_waiters();
         }
     }
@@ -199,11 +247,12 @@ impl Outbox {
             tokio::pin!(woken);
             woken.as_mut().enable();
             {
-                let channel = self.channel.lock();
+                let mut channel = self.channel.lock();
                 let room = channel.marks.is_writable() && (!acknowledged || channel.has_room());
                 if channel.closing || room {
                     return;
                 }
+                channel.awaited = true;
             }
             woken.await;
         }
@@ -217,10 +266,11 @@ impl Outbox {
             tokio::pin!(woken);
             woken.as_mut().enable();
             {
-                let channel = self.channel.lock();
+                let mut channel = self.channel.lock();
                 if channel.closing || channel.marks.buffered() <= bytes {
                     return;
                 }
+                channel.awaited = true;
             }
             woken.await;
         }
@@ -256,9 +306,11 @@ impl Outbox {
             }
             channel.close();
         }
-        drop(channel);
-        self.writer.notify_one();
-        self.room.notify_waiters();
+        let awaited = std::mem::take(&mut channel.awaited);
+        self.wake(channel);
+        if awaited {
+            self.room.notify_waiters();
+        }
     }
 
     pub fn is_closing(&self) -> bool {

@@ -32,6 +32,8 @@ pub(super) enum Work {
     Shut,
     /// Nothing, until woken or at this instant.
     Wait(Option<Instant>),
+    /// Nothing: the task ends, and another one is started when there is something.
+    Rest,
 }
 
 impl Outbox {
@@ -114,7 +116,10 @@ impl Outbox {
         }
         channel.look_at_pause();
         if !channel.wants_page() {
-            return Work::Wait(channel.pause_due());
+            let due = channel.pause_due();
+            let pulling = channel.backlog.as_deref().is_some_and(|backlog| backlog.pulling);
+            channel.resting = due.is_none() && !pulling && channel.hand.is_some();
+            return if channel.resting { Work::Rest } else { Work::Wait(due) };
         }
         let messages = PAGE_MESSAGES.min(usize::from(channel.credit.left()).max(1));
         let Some(backlog) = channel.backlog.as_deref_mut() else { return Work::Wait(None) };
@@ -140,10 +145,9 @@ impl Outbox {
         let mut channel = self.channel.lock();
         let low = channel.left(bytes);
         let drained = channel.marks.buffered() == 0;
-        drop(channel);
         metrics::SENT_BYTES.add(bytes as u64);
         if low || drained {
-            self.room.notify_waiters();
+            self.wake_awaiting(channel);
         }
     }
 

@@ -18,23 +18,37 @@ use crate::telemetry::metrics;
 /// How long a closing connection may take to accept what is still buffered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How a writer task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The outbox was closed, and everything left.
+    Shut,
+    /// The socket took nothing any more.
+    Failed,
+    /// There is nothing to do, and the outbox starts another task when there is.
+    Rested,
+}
+
 /// Writes what the outbox holds, one vectored write for all of it, and reads the client's queue
-/// when there is room; ends when the outbox is closed and empty (`true`), or the socket fails. It
-/// never waits on the read side of its connection (invariant 10).
-pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) -> bool {
-    let result = run(&outbox, &mut io).await;
+/// when there is room. It never waits on the read side of its connection (invariant 10).
+pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) -> Written {
+    let written = run(&outbox, &mut io).await.unwrap_or(Written::Failed);
+    if written == Written::Rested {
+        return written;
+    }
     outbox.close(None);
-    if result.is_ok() {
+    if written == Written::Shut {
         let shut = poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx));
         // Whether the peer takes the FIN in time or not, the socket goes now.
         drop(Box::pin(timeout(CLOSE_TIMEOUT, shut)).await);
     }
-    result.is_ok()
+    outbox.set_gone();
+    written
 }
 
 type Pull = BoxFuture<'static, Result<Page, StorageError>>;
 
-async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Result<Written> {
     let mut pull: Option<Pull> = None;
     loop {
         match outbox.work() {
@@ -49,7 +63,8 @@ async fn run(outbox: &Arc<Outbox>, io: &mut (impl AsyncWrite + Unpin)) -> io::Re
                     page
                 }));
             }
-            Work::Shut => return Ok(()),
+            Work::Shut => return Ok(Written::Shut),
+            Work::Rest => return Ok(Written::Rested),
             Work::Wait(until) if pull.is_none() => woken(outbox, until).await,
             Work::Wait(_) => {}
         }
@@ -114,7 +129,7 @@ async fn write_all(
         buffer.advance(written);
         outbox.left(written);
     }
-    metrics::DELIVERY.observe(buffer.age());
+    buffer.observe(&metrics::DELIVERY);
     buffer.recycle();
     Ok(())
 }

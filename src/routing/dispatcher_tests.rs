@@ -1,8 +1,8 @@
 //! The dispatcher over storage in memory.
 
 use std::io::{self, IoSlice};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tikv_jemalloc_ctl::thread;
@@ -11,7 +11,7 @@ use super::decisions::Decisions;
 use super::dispatcher::stretches;
 use super::runs::Runs;
 use super::{Judge, Parts, Progress, RetainedTable, SubscriptionRow, Subscriptions, Turn, run};
-use crate::delivery::{self, Outbox, SlotView, Slots, Socket};
+use crate::delivery::{self, Outbox, Owner, SlotView, Slots, Socket};
 use crate::mqtt::{ClientId, Delivery, ProtocolVersion, QoS, SubscriptionOptions, TopicFilter};
 use crate::storage::{
     AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind,
@@ -154,6 +154,14 @@ impl Socket for Drain {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(bytes)
     }
+
+    fn start_writer(self: Arc<Self>, _: Arc<Outbox>, _: Weak<dyn Owner>) {
+        unreachable!("nothing is ever left");
+    }
+}
+
+impl Owner for Drain {
+    fn written_out(&self) {}
 }
 
 /// Once warm, a QoS 0 message to many subscribers takes no memory per copy: it is matched, encoded
@@ -168,7 +176,7 @@ async fn steady_qos0_delivery_allocates_nothing() {
         let client_id = ClientId::new(&format!("c{number}"));
         let (config, queues) = (Arc::new(delivery_config()), Arc::clone(&stores.queues));
         let outbox = Outbox::new(settings(&client_id), config, queues);
-        outbox.write_by(Arc::clone(&drain) as Arc<dyn Socket>);
+        outbox.write_by(Arc::clone(&drain) as _, Weak::<Drain>::new());
         let view = SlotView { incarnation: 1, persistent: false, outbox: Some(outbox) };
         parts.slots.ensure(&client_id).set(view);
         subscribe(&parts.subscriptions, &client_id, "t", QoS::AtMostOnce);

@@ -184,12 +184,13 @@ async fn win(
     let Some(Found { before, now }) = directory.found(&ask.client_id, position) else {
         return Err(ReasonCode::ServerUnavailable);
     };
-    let routed = context.progress.reached(position.offset + 1);
+    let resumes = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
+    // Nothing in front of its beginning is for a new session.
+    let routed = context.progress.reached(if resumes { position.offset + 1 } else { 0 });
     if tokio::time::timeout_at(deadline, routed).await.is_err() {
         cluster::surrender(context, &ask.client_id, locked, before, now);
         return Err(ReasonCode::ServerUnavailable);
     }
-    let resumes = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
     let old = cluster::take_old(context, &ask.client_id, locked, before);
     let kept = old.as_ref().filter(|_| resumes);
     let open_ids = kept.map(|old| Arc::clone(&old.open_ids)).unwrap_or_default();

@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Peer;
 use super::claim::Ask;
 use crate::codec::{DecodeError, Disconnect};
-use crate::delivery::Outbox;
+use crate::delivery::{self, Outbox, Owner, Socket, Written};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::Grant;
-use crate::telemetry::clock;
+use crate::telemetry::{clock, task};
 
 /// Why a connection ends, and who ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +94,14 @@ pub(super) struct Conn {
     /// The first end that was asked for from outside.
     asked: Mutex<Option<Box<End>>>,
     ended: Notify,
+}
+
+impl Owner for Conn {
+    /// The outbox was closed, and the peer may keep its side open. (A socket that fails is found
+    /// out by the reader, behind what it still holds, such as a DISCONNECT.)
+    fn written_out(&self) {
+        self.end(End::Closed);
+    }
 }
 
 impl Conn {
@@ -180,4 +189,22 @@ impl Conn {
         let now_ms = self.started.elapsed().as_millis() as u64;
         now_ms.saturating_sub(self.heard_ms.load(Ordering::Relaxed)) > self.silence_max_ms
     }
+}
+
+/// A writer task, unless the transport has a socket that needs one only now and then.
+pub(super) fn start_writing<W>(conn: &Arc<Conn>, write: W, socket: Option<Arc<dyn Socket>>)
+where
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    if let Some(socket) = socket {
+        let owner = Arc::downgrade(conn);
+        conn.outbox.write_by(socket, owner);
+        return;
+    }
+    let conn = Arc::clone(conn);
+    task::spawn("writer", async move {
+        if delivery::write(Arc::clone(&conn.outbox), write).await == Written::Shut {
+            conn.written_out();
+        }
+    });
 }

@@ -8,13 +8,12 @@
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
 use super::Arrival;
 use super::admission::{self, Wire};
 use super::claim::Claimed;
-use super::conn::{Conn, End};
+use super::conn::{Conn, End, start_writing};
 use super::context::{Context, Serving};
 use super::edges::{
     LAST_WORDS, NoConnect, SECOND_EXPIRY, first_packet, linger, say_last, too_many_behind,
@@ -29,7 +28,7 @@ use super::subscribe::Subscriber;
 use crate::codec::{
     self, AckKind, Auth, DecodeError, Disconnect, Packet, Peer, Subscribe, Unsubscribe,
 };
-use crate::delivery::{self, ClientAck};
+use crate::delivery::ClientAck;
 use crate::limits::CONTROL_LANE_BYTES;
 use crate::mqtt::ProtocolVersion;
 use crate::security;
@@ -102,23 +101,11 @@ where
         }
     };
     metrics::CONNECTION_ACCEPTED.inc();
-    if let Some(socket) = socket {
-        claimed.conn.outbox.write_by(socket);
-    }
-    let writer = task::spawn("writer", write_side(Arc::clone(&claimed.conn), write));
+    start_writing(&claimed.conn, write, socket);
     let connected = Counted::one(&metrics::CONNECTED_SESSIONS);
     let encrypted = is_encrypted.then(|| Counted::one(&metrics::CONNECTED_SSL_SESSIONS));
-    let held = Held { serving, writer, connected, encrypted };
+    let held = Held { serving, connected, encrypted };
     Some((Box::new(SessionTask::new(context, claimed, version, max_bytes, buffer, held)), read))
-}
-
-/// The writer, and behind it the end of the connection if it was the outbox that closed: the peer
-/// may keep its side open. A socket that fails is found out by the reader, behind what it still
-/// holds, such as a DISCONNECT.
-async fn write_side(conn: Arc<Conn>, write: impl AsyncWrite + Unpin) {
-    if delivery::write(Arc::clone(&conn.outbox), write).await {
-        conn.end(End::Closed);
-    }
 }
 
 /// What stops the decoding of a read.
@@ -164,7 +151,6 @@ struct SessionTask {
 /// What a stop waits for, and what a connection's end waits for.
 struct Held {
     serving: Serving,
-    writer: JoinHandle<()>,
     /// For the metrics page.
     connected: Counted,
     encrypted: Option<Counted>,
@@ -453,8 +439,8 @@ impl SessionTask {
         self.conn.end(end);
         lifecycle::disconnected(&self.context, &self.conn, end).await;
         // A peer that takes nothing is the writer's to give up.
-        let Held { serving, writer, connected: _connected, encrypted: _encrypted } = self.held;
-        drop(timeout(LAST_WORDS, writer).await);
+        let Held { serving, connected: _connected, encrypted: _encrypted } = self.held;
+        drop(timeout(LAST_WORDS, self.conn.outbox.gone()).await);
         drop(serving);
         if end.reason().is_some() {
             linger(&mut read).await;
@@ -479,6 +465,7 @@ mod tests {
     use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
     use super::*;
+    use crate::delivery;
 
     fn size<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
         size_of::<F>()

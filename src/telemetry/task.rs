@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::logging::panic_text;
@@ -20,6 +21,16 @@ where
 {
     #[allow(clippy::disallowed_methods, reason = "this is what everybody else calls instead")]
     tokio::spawn(Named { name, future })
+}
+
+/// [`spawn`] from a thread that is none of the runtime's.
+pub fn spawn_on<F>(runtime: &Handle, name: &'static str, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    #[allow(clippy::disallowed_methods, reason = "as above")]
+    runtime.spawn(Named { name, future })
 }
 
 pin_project! {

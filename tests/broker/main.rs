@@ -15,6 +15,7 @@ mod caps;
 mod compat;
 mod connect;
 mod credentials;
+mod deployment;
 mod doors;
 mod flow_control;
 mod folder;

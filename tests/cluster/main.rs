@@ -10,6 +10,7 @@
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
 mod contract;
+mod health;
 mod nodes;
 mod redis_contract;
 mod redis_failover;

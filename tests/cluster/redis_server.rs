@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use sluice::storage::{RedisAddress, RedisKind, RedisSettings};
 
+use crate::support::free_port;
+
 /// How long a server may take to come up on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -15,11 +17,6 @@ pub(crate) struct RedisServer {
     port: u16,
     options: Vec<String>,
     child: Option<Child>,
-}
-
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
 }
 
 /// A cluster's nodes take the port 10000 above their own, too.

@@ -3,12 +3,14 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use sluice::delivery::Socket;
+use sluice::delivery::{self, Outbox, Owner, Socket, Written};
+use sluice::telemetry::task;
 use tokio::io::{AsyncWrite, WriteHalf};
+use tokio::runtime::Handle;
 
 use crate::power::Link;
 
@@ -16,11 +18,14 @@ type Half = WriteHalf<Link>;
 
 pub(crate) struct Shared(Arc<Hand>);
 
-struct Hand(Mutex<Half>);
+struct Hand {
+    half: Mutex<Half>,
+    runtime: Handle,
+}
 
 impl Shared {
     pub(crate) fn new(half: Half) -> Self {
-        Self(Arc::new(Hand(Mutex::new(half))))
+        Self(Arc::new(Hand { half: Mutex::new(half), runtime: Handle::current() }))
     }
 
     pub(crate) fn socket(&self) -> Arc<dyn Socket> {
@@ -31,10 +36,22 @@ impl Shared {
 impl Socket for Hand {
     fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut cx = Context::from_waker(Waker::noop());
-        match Pin::new(&mut *self.0.lock()).poll_write_vectored(&mut cx, slices) {
+        match Pin::new(&mut *self.half.lock()).poll_write_vectored(&mut cx, slices) {
             Poll::Ready(written) => written,
             Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
         }
+    }
+
+    fn start_writer(self: Arc<Self>, outbox: Arc<Outbox>, owner: Weak<dyn Owner>) {
+        let runtime = self.runtime.clone();
+        task::spawn_on(&runtime, "writer", async move {
+            let written = delivery::write(outbox, Shared(self)).await;
+            if written == Written::Shut
+                && let Some(owner) = owner.upgrade()
+            {
+                owner.written_out();
+            }
+        });
     }
 }
 
@@ -44,7 +61,7 @@ impl AsyncWrite for Shared {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.0.lock()).poll_write(cx, buf)
+        Pin::new(&mut *self.0.half.lock()).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -52,14 +69,14 @@ impl AsyncWrite for Shared {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.0.lock()).poll_write_vectored(cx, slices)
+        Pin::new(&mut *self.0.half.lock()).poll_write_vectored(cx, slices)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.0.lock()).poll_flush(cx)
+        Pin::new(&mut *self.0.half.lock()).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.0.lock()).poll_shutdown(cx)
+        Pin::new(&mut *self.0.half.lock()).poll_shutdown(cx)
     }
 }

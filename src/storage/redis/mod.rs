@@ -100,6 +100,12 @@ impl Redis {
         self.shards.standing.trouble()
     }
 
+    /// [`Self::trouble`], for whoever asks without holding the store.
+    pub fn health(&self) -> impl Fn() -> Option<String> + Send + Sync + 'static {
+        let shards = Arc::clone(&self.shards);
+        move || shards.standing.trouble()
+    }
+
     pub fn bucket(&self) -> Arc<dyn TokenBucket> {
         Arc::new(RedisBucket::new(Arc::clone(&self.shards)))
     }

@@ -150,7 +150,8 @@ catalogue! {
         "Time to append one batch of copies to durable queues.";
 
     Timer DELIVERY = "delivery_seconds",
-        "Time from the first byte in an outbox to all that is with it in the kernel.";
+        "Time from the first byte in an outbox to all that is with it in the kernel; \
+         every eighth is timed, and stands for eight.";
     Timer NOT_PERSISTENT_PROCESSING = "notPersistentMessagesProcessing_seconds",
         "Time to offer one batch of copies to outboxes, and to collect those that go into queues.";
     Timer PERSISTENT_PROCESSING = "persistentMessagesProcessing_seconds",

@@ -1,5 +1,6 @@
 //! One broker process for one test: its own folder, its own ports, its own log.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -426,16 +427,24 @@ fn keep_lines(from: impl Read + Send + 'static, lines: &Arc<Mutex<Vec<String>>>)
 }
 
 /// A port below the range from which the system serves outgoing connections, so that no client
-/// of another test can take it in between.
+/// of another test can take it in between. A lock on a file of its number keeps it for this process
+/// as long as that lives, free or not: brokers come back on their port, and other test processes
+/// look for theirs meanwhile.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
+    static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
     const FIRST: u16 = 12_000;
-    const PORTS: u16 = 20_000;
-    let start = (std::process::id() % u32::from(PORTS)) as u16;
+    const PORTS: u16 = 4_500;
+    let folder = std::env::temp_dir().join("sluice-test-ports");
+    std::fs::create_dir_all(&folder).expect("a folder for the ports' locks");
+    let start = std::process::id() % u32::from(PORTS);
     for _ in 0..PORTS {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = FIRST + ((u32::from(start) * 37 + u32::from(step)) % u32::from(PORTS)) as u16;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        let port = FIRST + ((start * 37 + u32::from(step)) % u32::from(PORTS)) as u16;
+        let lock = File::create(folder.join(port.to_string())).expect("a port's lock");
+        let ours = lock.try_lock().is_ok();
+        if ours && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            HELD.lock().push(lock);
             return port;
         }
     }
