@@ -13,8 +13,11 @@ use utoipa::openapi::{Components, InfoBuilder, OpenApi, OpenApiBuilder, Security
 use utoipa_axum::router::OpenApiRouter;
 
 use super::error::ApiError;
-use super::{Managed, auth, clients, credentials, ledger, license, refused, retained};
+use super::{
+    Managed, auth, certificates, clients, credentials, ledger, license, refused, retained,
+};
 use crate::limits::LISTS_AT_ONCE;
+use crate::listener::Certificates;
 use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
@@ -26,6 +29,7 @@ pub(super) struct Api {
     pub(super) sessions: Sessions,
     pub(super) throughput: Option<Arc<Quota>>,
     pub(super) plan: Option<Plan>,
+    pub(super) certificates: Certificates,
     lists: Arc<Semaphore>,
 }
 
@@ -33,9 +37,9 @@ pub(super) struct Api {
 const DOCUMENT: &str = "/v3/api-docs";
 
 pub(super) fn router(managed: Managed) -> Router {
-    let Managed { security, sessions, throughput, plan } = managed;
+    let Managed { security, sessions, throughput, plan, certificates } = managed;
     let lists = Arc::new(Semaphore::new(LISTS_AT_ONCE));
-    let api = Arc::new(Api { security, sessions, throughput, plan, lists });
+    let api = Arc::new(Api { security, sessions, throughput, plan, certificates, lists });
     let (router, document) = described().split_for_parts();
     let document: Arc<str> = Arc::from(document.to_json().unwrap_or_default());
     let served = get(document_reply).with_state(document);
@@ -45,6 +49,7 @@ pub(super) fn router(managed: Managed) -> Router {
 fn described() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::with_openapi(head())
         .merge(auth::routes())
+        .merge(certificates::routes())
         .merge(credentials::routes())
         .merge(clients::routes())
         .merge(retained::routes())

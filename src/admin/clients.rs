@@ -53,7 +53,7 @@ struct SessionBody {
     keep_alive_seconds: Option<u64>,
     subscriptions_count: usize,
     username: Option<String>,
-    /// Who let it in: `MQTT_BASIC`, `X_509`, `JWT`, `SCRAM`; none: it is anonymous.
+    /// Who let it in: `MQTT_BASIC`, `X_509`, `JWT`, `HTTP`, `SCRAM`; none: it is anonymous.
     auth_provider: Option<&'static str>,
     /// Only where one session is shown.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -2,10 +2,14 @@
 
 use std::net::SocketAddr;
 
+use crate::listener::TlsConfig;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Port 0 takes any free port.
     pub bind: SocketAddr,
+    /// HTTPS and nothing else.
+    pub tls: Option<TlsConfig>,
     pub health: bool,
     pub info: bool,
     pub prometheus: bool,

@@ -15,18 +15,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::limits;
+use crate::listener::{Encrypted, Encryption};
 
 const IDLE: Duration = Duration::from_millis(limits::ADMIN_IDLE_MS);
 
 /// Accepts only while a permit is free; the others wait in the kernel.
 pub(super) struct Bounded {
     listener: TcpListener,
+    encryption: Option<Encryption>,
     permits: Arc<Semaphore>,
 }
 
 impl Bounded {
-    pub(super) fn new(listener: TcpListener, connections: usize) -> Bounded {
-        Bounded { listener, permits: Arc::new(Semaphore::new(connections)) }
+    pub(super) fn new(
+        listener: TcpListener,
+        encryption: Option<Encryption>,
+        connections: usize,
+    ) -> Bounded {
+        Bounded { listener, encryption, permits: Arc::new(Semaphore::new(connections)) }
     }
 }
 
@@ -38,6 +44,10 @@ impl Listener for Bounded {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.expect("nobody closes this semaphore");
         let (stream, peer) = Listener::accept(&mut self.listener).await;
+        let stream = match &self.encryption {
+            Some(encryption) => Wire::Encrypted(encryption.over(stream)),
+            None => Wire::Bare(stream),
+        };
         (Connection { stream, idle: Box::pin(sleep(IDLE)), _permit: permit }, peer)
     }
 
@@ -56,10 +66,25 @@ impl Connected<IncomingStream<'_, Bounded>> for PeerAddress {
     }
 }
 
+enum Wire {
+    Bare(TcpStream),
+    Encrypted(Encrypted),
+}
+
+/// Does the same with whichever it is.
+macro_rules! either {
+    ($self:ident, $method:ident, $($argument:expr),*) => {
+        match &mut $self.stream {
+            Wire::Bare(stream) => Pin::new(stream).$method($($argument),*),
+            Wire::Encrypted(stream) => Pin::new(stream).$method($($argument),*),
+        }
+    };
+}
+
 /// A stream that fails once nothing has moved for [`IDLE`], so that silent peers can't keep the
 /// permits.
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Wire,
     idle: Pin<Box<Sleep>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -87,7 +112,7 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let moved = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let moved = either!(self, poll_read, cx, buf);
         self.watched(cx, moved)
     }
 }
@@ -98,7 +123,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let moved = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        let moved = either!(self, poll_write, cx, bytes);
         self.watched(cx, moved)
     }
 
@@ -107,19 +132,22 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let moved = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        let moved = either!(self, poll_write_vectored, cx, slices);
         self.watched(cx, moved)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            Wire::Bare(stream) => stream.is_write_vectored(),
+            Wire::Encrypted(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        either!(self, poll_flush, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        either!(self, poll_shutdown, cx)
     }
 }

@@ -10,6 +10,7 @@
 mod access;
 mod api;
 mod auth;
+mod certificates;
 mod clients;
 mod config;
 mod connection;
@@ -38,6 +39,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use crate::limits;
+use crate::listener::{Certificates, Encryption};
 use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
@@ -64,6 +66,8 @@ pub struct Managed {
     pub sessions: Sessions,
     pub throughput: Option<Arc<Quota>>,
     pub plan: Option<Plan>,
+    /// Those of all doors, to be read again by order.
+    pub certificates: Certificates,
 }
 
 /// Why the door could not open.
@@ -78,6 +82,7 @@ pub struct BindError {
 #[derive(Debug)]
 pub struct Admin {
     listener: TcpListener,
+    encryption: Option<Encryption>,
     address: SocketAddr,
     router: axum::Router,
 }
@@ -93,11 +98,17 @@ impl Admin {
         let listener = TcpListener::bind(config.bind).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let mut router = routes::router(config, info, health);
+        let certificates = managed.as_ref().map(|managed| managed.certificates.clone());
+        let encryption = config.tls.as_ref().map(|tls| {
+            let loaded = Encryption::load("server.ssl", tls, &certificates.unwrap_or_default());
+            loaded.map_err(|fault| failed(io::Error::other(fault)))
+        });
+        let encryption = encryption.transpose()?;
         if let Some(managed) = managed {
             router = router.merge(api::router(managed));
         }
         let router = router.layer(DefaultBodyLimit::max(limits::ADMIN_BODY_BYTES));
-        Ok(Admin { listener, address, router })
+        Ok(Admin { listener, encryption, address, router })
     }
 
     /// Where it listens: the port is known even when any was asked for.
@@ -115,7 +126,8 @@ impl Admin {
                 stopping.notify_one();
             }
         };
-        let listener = connection::Bounded::new(self.listener, limits::ADMIN_CONNECTIONS);
+        let listener =
+            connection::Bounded::new(self.listener, self.encryption, limits::ADMIN_CONNECTIONS);
         let service = self.router.into_make_service_with_connect_info::<connection::PeerAddress>();
         let serve = axum::serve(listener, service).with_graceful_shutdown(signal);
         let too_long = async {

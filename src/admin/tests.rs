@@ -23,6 +23,7 @@ impl HealthSource for Said {
 
 fn config() -> Config {
     Config {
+        tls: None,
         bind: SocketAddr::from(([127, 0, 0, 1], 0)),
         health: true,
         info: true,

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Info, Managed};
 use crate::config::Config;
-use crate::listener::Listeners;
+use crate::listener::{Certificates, Listeners};
 use crate::telemetry::{self, Door, task};
 
 pub use node::{Loaded, Node};
@@ -54,7 +54,9 @@ impl Broker {
         if config.telemetry.ledger {
             beside.push(task::spawn("dropped messages", telemetry::ledger::keep()));
         }
+        let certificates = Certificates::default();
         let managed = Managed {
+            certificates: certificates.clone(),
             security: Arc::clone(node.security()),
             sessions: node.sessions(),
             throughput: node.limits().throughput.clone(),
@@ -67,7 +69,7 @@ impl Broker {
         let source = Arc::new(health.clone());
         let admin = Admin::bind(&config.admin, info, source, Some(managed)).await?;
         let http = admin.local_addr();
-        let bound = Listeners::bind(&config.listener)?;
+        let bound = Listeners::bind(&config.listener, certificates)?;
         let (mqtt, places) = (bound.address(Door::Tcp), bound.places());
         let listeners = bound.start(&node.sessions());
         health.set_listening(true);

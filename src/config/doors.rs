@@ -200,6 +200,34 @@ fn tls(r: &mut Reader<'_>, keys: &TlsKeys) -> TlsConfig {
     }
 }
 
+/// HTTPS for the administration.
+pub(super) fn https(r: &mut Reader<'_>) -> Option<TlsConfig> {
+    let enabled = r.flag("server.ssl.enabled");
+    r.choice("server.ssl.credentials.type", &["PEM"]);
+    let lowest = match r.choice("server.ssl.protocol", &["TLSv1.2", "TLSv1.3"]) {
+        0 => TlsVersion::V12,
+        _ => TlsVersion::V13,
+    };
+    let key_password = r.text("server.ssl.credentials.pem.key_password");
+    let identity = Identity {
+        cert_file: r.file("server.ssl.credentials.pem.cert_file"),
+        key_file: r.file("server.ssl.credentials.pem.key_file"),
+        key_password: key_password.map(|text| Secret(text.to_owned())),
+    };
+    let tls = TlsConfig {
+        lowest,
+        cipher_suites: Vec::new(),
+        identities: vec![identity],
+        client_auth: ClientAuth::Off,
+        ca_file: None,
+        crl_file: None,
+    };
+    for TlsFault { setting, text } in if enabled { tls_faults(&tls) } else { Vec::new() } {
+        r.fault(format!("server.ssl.{setting}: {text}"));
+    }
+    enabled.then_some(tls)
+}
+
 fn websocket(r: &mut Reader<'_>, keys: &WsKeys) -> WsConfig {
     let [mqtt, old] = r.names(keys.sub_protocols, ["mqtt", "mqttv3.1"]);
     let offered = [(mqtt, "mqtt"), (old, "mqttv3.1")];
@@ -265,7 +293,7 @@ pub(super) fn relations(
             r.contradiction(&[key], "wanted mqtt, mqttv3.1 or both");
         }
         for TlsFault { setting, text } in door.tls.iter().flat_map(tls_faults) {
-            r.fault(format!("listener.{}.{setting}: {text}", keys.name));
+            r.fault(format!("listener.{}.config.{setting}: {text}", keys.name));
         }
     }
 }

@@ -93,7 +93,7 @@ const KEYS: &[(&str, Why)] = &[
     ("server.http2.", Why::Never),
     ("server.log_controller_error_stack_trace", Why::Never),
     ("server.shutdown", Why::Never),
-    ("server.ssl.", Why::NotYet),
+    ("server.ssl.credentials.keystore.", Why::Never),
     ("service.type", Why::Never),
     ("spring.", Why::Never),
     ("springdoc.", Why::NotYet),
@@ -102,8 +102,6 @@ const KEYS: &[(&str, Why)] = &[
     ("swagger.", Why::NotYet),
 ];
 
-/// Switches that an operator turns on and then relies on: (key, variable, what "off" looks like).
-pub(super) const SWITCHES: &[(&str, &str, &[&str])] = &[("server.ssl.enabled", "SSL_ENABLED", OFF)];
 /// Keys whose values are shown to nobody, besides all that end with `password`.
 pub(super) const SECRETS: &[&str] = &[
     "queue.kafka.admin.config",
@@ -112,11 +110,12 @@ pub(super) const SECRETS: &[&str] = &[
     "queue.kafka.default.producer.config",
     "security.jwt.signing-key",
     "security.jwt.tokenSigningKey",
+    "security.mqtt.http.body",
+    "security.mqtt.http.headers",
     "security.mqtt.jwt.secret",
 ];
 /// What is shown instead.
 pub(super) const SECRET: &str = "(secret)";
-const OFF: &[&str] = &["", "false"];
 
 /// Keys that are read and checked, while what they ask for comes with a later version: (key, its
 /// value when nothing is asked for).

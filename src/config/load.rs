@@ -1,10 +1,10 @@
 //! From files and environment to one text per key, and on to the rooms.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::fault::{Fault, Faults, Origin};
-use super::foreign::{self, NOT_ENFORCED, SECRET, SECRETS, SWITCHES, Why};
+use super::foreign::{self, NOT_ENFORCED, SECRET, SECRETS, Why};
 use super::placeholder::{Env, resolve, variable};
 use super::reader::{Given, Reader};
 use super::tree::{self, Leaf};
@@ -45,7 +45,7 @@ pub fn load(file: Option<&Path>, env: &Env<'_>) -> Result<Loaded, Faults> {
     let mut gathered = Gathered::default();
     let own = gathered.sort(leaves);
     gathered.settle(own, file, env);
-    gathered.unused_warning(env);
+    gathered.unused_warning();
     gathered.finish()
 }
 
@@ -164,26 +164,13 @@ impl Gathered {
         }
     }
 
-    /// One warning for all of TBMQ's keys that have no effect. What was switched on and is not
-    /// there comes first, whether the file or only the environment says so.
-    fn unused_warning(&mut self, env: &Env<'_>) {
-        let mut asked: BTreeSet<String> = BTreeSet::new();
-        for (key, name, off) in SWITCHES {
-            let written = self.unused.iter().find(|(unused, _, _)| unused == key);
-            let value = match written {
-                Some((_, raw, _)) => resolve(raw, env).map(|resolved| resolved.text).ok(),
-                None => env(name),
-            };
-            if value.is_some_and(|value| !off.contains(&value.trim())) {
-                asked.insert(format!("{key} ({name})"));
-            }
-        }
+    /// One warning for all of TBMQ's keys that have no effect.
+    fn unused_warning(&mut self) {
         let named = |wanted: Why| {
             let keys = self.unused.iter().filter(move |(_, _, why)| *why == wanted);
             keys.map(|(key, _, _)| key.as_str()).collect::<Vec<&str>>().join(", ")
         };
         let parts = [
-            ("switched on, but not in this version: ", Vec::from_iter(asked).join(", ")),
             ("not in this version: ", named(Why::NotYet)),
             ("without meaning here: ", named(Why::Never)),
         ];

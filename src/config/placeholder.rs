@@ -1,6 +1,6 @@
 //! `${NAME:default}` in a value, read as TBMQ reads it: the name ends at the first colon, what
 //! follows may hold colons, balanced braces and further placeholders; a variable's own value may
-//! hold placeholders, too.
+//! hold placeholders, too. `$${` is a `${` that stays.
 
 /// How the environment is asked; tests answer from a map.
 pub type Env<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -41,6 +41,12 @@ fn resolve_into(
     let depth = depth.checked_sub(1).ok_or(PlaceholderError::Circle)?;
     let mut rest = raw;
     while let Some((before, after)) = rest.split_once("${") {
+        if let Some(before) = before.strip_suffix('$') {
+            out.text.push_str(before);
+            out.text.push_str("${");
+            rest = after;
+            continue;
+        }
         out.text.push_str(before);
         let end = closing_brace(after).ok_or(PlaceholderError::Unclosed)?;
         let (inside, behind) = (&after[..end], &after[end + 1..]);
@@ -104,6 +110,8 @@ mod tests {
         assert_eq!(text("${A:}", &[]).unwrap(), "");
         assert_eq!(text("${A:5}", &[("A", "")]).unwrap(), "", "set but empty is set");
         assert_eq!(text("plain", &[]).unwrap(), "plain");
+        assert_eq!(text("${A:}", &[("A", "a$${b}${B:c}")]).unwrap(), "a${b}c", "one that stays");
+        assert_eq!(text("${A:x$${b}y}", &[]).unwrap(), "x${b}y");
     }
 
     #[test]

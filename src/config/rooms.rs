@@ -221,6 +221,7 @@ fn admin(r: &mut Reader<'_>) -> admin::Config {
     let details = ["never", "when-authorized", "always"];
     let address = r.address("server.address");
     admin::Config {
+        tls: doors::https(r),
         bind: SocketAddr::new(address, r.short("server.port", "port", 0)),
         health,
         info,

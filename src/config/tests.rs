@@ -136,18 +136,6 @@ fn a_tbmq_file_starts_with_one_warning() {
     assert_eq!(moved.config.listener.tcp.unwrap().bind.port(), 2883);
 }
 
-/// What was asked for and is not there must not pass for a tuning key.
-#[test]
-fn a_switch_that_has_nothing_behind_it_is_named_first() {
-    let head = "settings without effect; switched on, but not in this version: ";
-    let by_file = good("server:\n  ssl:\n    enabled: true\n", &[]);
-    assert!(by_file.warnings[0].starts_with(head), "{:?}", by_file.warnings);
-    assert!(by_file.warnings[0].contains("server.ssl.enabled"));
-    let by_env = good("", &[("SSL_ENABLED", "true")]);
-    assert!(by_env.warnings[0].contains("server.ssl.enabled (SSL_ENABLED)"));
-    assert_eq!(good("", &[("SSL_ENABLED", "false")]).warnings, [""; 0]);
-}
-
 #[test]
 fn an_unknown_key_is_refused_with_the_nearest_known_one() {
     fault(

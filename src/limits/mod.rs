@@ -148,6 +148,17 @@ pub const EXPRESSION_NESTING: u32 = 32;
 pub const HASHING_QUEUE: usize = 4096;
 /// How long one of them may wait. Longer: answered 0x89 (v3: 3).
 pub const AUTHENTICATION_MS: u64 = 10_000;
+/// Clients that wait for the service that judges them, half of them of one address. More: answered
+/// 0x89 (v3: 3).
+pub const SERVICE_QUEUE: usize = 4096;
+/// Requests to a service that fail one after another before it gets a rest.
+pub const SERVICE_FAILURES: u32 = 3;
+/// How long a service that failed is not asked: its clients are answered 0x88 (v3: 3) at once.
+pub const SERVICE_REST_MS: u64 = 1000;
+/// Keys in a set of keys for tokens. More: the set is not taken.
+pub const JWKS_KEYS: usize = 64;
+/// A set of keys is not asked for more often, whatever tokens say.
+pub const JWKS_REFRESH_MIN_MS: u64 = 5000;
 /// Password checks remembered. Full: all are forgotten, and made again.
 pub const PASSWORDS_REMEMBERED: usize = 10_000;
 /// How long a password check is remembered (TBMQ's cache).

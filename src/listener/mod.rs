@@ -3,7 +3,8 @@
 //!
 //! What comes in: connections on bound ports and paths. What goes out: a stream of MQTT's bytes,
 //! and an `Arrival` that tells its client's address and verified certificates, given to a new
-//! session task. Who calls: the broker binds and starts it; the configuration has files checked.
+//! session task; TLS for the administration. Who calls: the broker binds and starts it; the
+//! configuration has files checked.
 //! Never: a look into a packet.
 
 mod bind;
@@ -30,7 +31,7 @@ pub use config::{
 };
 pub use networks::Networks;
 pub use rate::ConnectionRateConfig;
-pub use tls::{Certificates, TlsFault, faults as tls_faults};
+pub use tls::{Certificates, Encrypted, Encryption, TlsFault, faults as tls_faults};
 
 use bind::{Accepted, Listening};
 use places::{Gate, House};
@@ -69,12 +70,12 @@ struct Bound {
 }
 
 impl Listeners {
-    /// Reads certificates and binds all that is switched on. Blocks on the disk, shortly.
-    pub fn bind(config: &Config) -> Result<Self, BindError> {
+    /// Reads certificates, which join those of other doors, and binds all that is switched on.
+    /// Blocks on the disk, shortly.
+    pub fn bind(config: &Config, certificates: Certificates) -> Result<Self, BindError> {
         let house = Arc::new(House::new(config));
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let turns = Arc::new(Semaphore::new(threads));
-        let mut certificates = Certificates::default();
         let mut bound = Vec::new();
         if let Some(own) = &config.unix {
             let (door, place) = (Door::Unix, own.path.display().to_string());
@@ -102,9 +103,11 @@ impl Listeners {
             let Some(own) = own else { continue };
             let place = own.bind.to_string();
             let fault = |fault: String| BindError { door, place: place.clone(), fault };
-            let current = own.tls.as_ref().map(|tls| Current::load(door, tls)).transpose();
-            let current = current.map_err(|faults| fault(texts(&faults)))?.map(Arc::new);
-            certificates.0.extend(current.clone());
+            let below =
+                if door == Door::Wss { "listener.wss.config" } else { "listener.ssl.config" };
+            let current = own.tls.as_ref().map(|tls| Current::load(below, tls)).transpose();
+            let current = current.map_err(|faults| fault(tls::texts(&faults)))?.map(Arc::new);
+            current.iter().for_each(|current| certificates.add(current));
             let listening = Listening::tcp(config, own.bind);
             let listening = listening.map_err(|error| fault(error.to_string()))?;
             let way = Way {
@@ -132,15 +135,10 @@ impl Listeners {
         self.bound.iter().find(|bound| bound.way.door == door)?.address()
     }
 
-    /// The certificates in use, for whoever wants their files read again.
-    pub fn certificates(&self) -> Certificates {
-        self.certificates.clone()
-    }
-
     /// Accepts, until the tasks are aborted.
     pub fn start(self, sessions: &Sessions) -> Vec<JoinHandle<()>> {
         let mut tasks = Vec::new();
-        if !self.certificates.0.is_empty() {
+        if !self.certificates.is_empty() {
             let watch = tls::watch(self.certificates, self.reload_period);
             tasks.push(task::spawn("certificate watch", watch));
         }
@@ -149,11 +147,6 @@ impl Listeners {
         }
         tasks
     }
-}
-
-fn texts(faults: &[TlsFault]) -> String {
-    let texts = faults.iter().map(|TlsFault { setting, text }| format!("{setting}: {text}"));
-    texts.collect::<Vec<String>>().join("; ")
 }
 
 impl Bound {

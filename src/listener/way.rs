@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ServerConfig;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -18,7 +17,7 @@ use super::halves::WriteHalf;
 use super::networks::Networks;
 use super::places::{Admitted, House, Opening, Place};
 use super::stream::Stream;
-use super::tls::{self, Current};
+use super::tls::{self, Current, Served};
 use super::ws::Ws;
 use super::{Config, WsConfig, proxy};
 use crate::limits::NOTSENT_LOWAT_BYTES;
@@ -266,9 +265,9 @@ async fn layers(
     let is_proxy = peer.address.is_some_and(|address| way.trusted.contains(address.ip()));
     let later = is_proxy && way.ws.as_ref().is_some_and(|ws| ws.forwarded);
     let early = if later { None } else { way.house.admit(peer.address)? };
-    let config = way.tls.as_ref().map(|current| current.get());
-    let stream = match config {
-        Some(config) => encrypted(way, peer, stream, config).await?,
+    let served = way.tls.as_ref().map(|current| current.get());
+    let stream = match served {
+        Some(served) => encrypted(way, peer, stream, served).await?,
         None => match &way.ws {
             Some(ws) => Stream::Ws(Box::new(upgraded(way, ws, peer, stream).await?)),
             // Bare TCP has its own way.
@@ -283,9 +282,9 @@ async fn encrypted(
     way: &Way,
     peer: &mut Peer,
     stream: TcpStream,
-    config: Arc<ServerConfig>,
+    served: Served,
 ) -> Result<Stream, NotIn> {
-    let accepted = tls::accept(stream, config, &way.turns).await;
+    let accepted = tls::accept(stream, served, &way.turns).await;
     let (stream, told) = accepted.map_err(|error| NotIn::at(tls::cause(&error), error))?;
     peer.tls = Some(Arc::new(told));
     Ok(match &way.ws {

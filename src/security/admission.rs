@@ -59,7 +59,7 @@ impl Security {
         if bare && self.config.anonymous == Anonymous::Allowed {
             return Ok(None);
         }
-        let mut said = Vec::new();
+        let (mut said, mut away) = (Vec::new(), false);
         for provider in &self.config.order {
             let verdict = self.ask(*provider, attempt).await.map_err(|_| Refused::busy())?;
             match verdict {
@@ -68,14 +68,23 @@ impl Security {
                 }
                 Verdict::Failure(why) => {
                     said.push(format!("{}: {why}", provider.text()));
+                    away = false;
                     break;
+                }
+                Verdict::Unavailable(why) => {
+                    away = true;
+                    said.push(format!("{}: {why}", provider.text()));
                 }
                 Verdict::Skipped(why) => said.push(format!("{}: {why}", provider.text())),
             }
         }
         let named = attempt.username.is_some() || attempt.password.is_some();
-        let reason =
-            if named { ReasonCode::BadUserNameOrPassword } else { ReasonCode::NotAuthorized };
+        let reason = match (away, named) {
+            // Who might be let in later is not told that its proof is wrong.
+            (true, _) => ReasonCode::ServerUnavailable,
+            (false, true) => ReasonCode::BadUserNameOrPassword,
+            (false, false) => ReasonCode::NotAuthorized,
+        };
         if said.is_empty() {
             said.push("no provider is on but SCRAM, and it was not asked for".into());
         }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::http::ServiceConfig;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Providers that are on, in the order in which they are asked.
@@ -14,6 +16,7 @@ pub struct Config {
     /// Credentials that are put in force at each start.
     pub credentials_file: Option<PathBuf>,
     pub jwt: JwtConfig,
+    pub http: HttpConfig,
     pub hashing: HashingConfig,
     pub accounts: AccountsConfig,
     /// Whether refused clients are remembered for the administrator.
@@ -31,6 +34,7 @@ impl Default for Config {
             anonymous: Anonymous::Loopback,
             credentials_file: None,
             jwt: JwtConfig::default(),
+            http: HttpConfig::default(),
             hashing: HashingConfig { threads: 1, memory_kib: 64, iterations: 1 },
             accounts: AccountsConfig {
                 username: "admin".into(),
@@ -50,6 +54,7 @@ pub enum ProviderName {
     Basic,
     X509,
     Jwt,
+    Http,
 }
 
 /// Who gets in without proving anything.
@@ -66,6 +71,10 @@ pub enum Anonymous {
 pub struct JwtConfig {
     pub secret: Option<Arc<str>>,
     pub public_key_file: Option<PathBuf>,
+    /// Where a set of public keys is.
+    pub key_set: Option<ServiceConfig>,
+    /// How often the set is asked for.
+    pub key_set_period: Duration,
     pub issuer: Option<Arc<str>>,
     pub audience: Option<Arc<str>>,
     /// Claims that have to be equal to the client id and the user name.
@@ -80,6 +89,27 @@ impl std::fmt::Debug for JwtConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let key_file = &self.public_key_file;
         f.debug_struct("JwtConfig").field("public_key_file", key_file).finish_non_exhaustive()
+    }
+}
+
+/// A service that judges clients.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct HttpConfig {
+    pub service: ServiceConfig,
+    /// POST with a body; else GET.
+    pub post: bool,
+    /// Its text with placeholders; `None`: a JSON object of all values.
+    pub body: Option<String>,
+    pub content_type: String,
+    /// Requests at once. More wait.
+    pub max_parallel: usize,
+    /// How long an answer counts for the same client with the same proof.
+    pub remembered: Duration,
+}
+
+impl std::fmt::Debug for HttpConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpConfig").field("service", &self.service).finish_non_exhaustive()
     }
 }
 
@@ -115,6 +145,7 @@ impl ProviderName {
             ProviderName::Basic => "MQTT_BASIC",
             ProviderName::X509 => "X_509",
             ProviderName::Jwt => "JWT",
+            ProviderName::Http => "HTTP",
         }
     }
 }

@@ -69,7 +69,7 @@ pub enum ScramHash {
 }
 
 /// TBMQ's `X_509`: a common name, or an expression for one; which rules hold is chosen by the
-/// first keyword that the name contains.
+/// longest keyword that the name contains (the fields of a JSON object have no order).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Certificate {
     pub cn: String,
@@ -198,7 +198,8 @@ impl Certificate {
 
     /// A mapping without an entry that fits allows nothing; no mapping at all allows everything.
     fn rules_for(&self, cn: &str) -> AuthRules {
-        let fits = self.rules.iter().find(|(keyword, _)| cn.contains(keyword.as_str()));
+        let fits = self.rules.iter().filter(|(keyword, _)| cn.contains(keyword.as_str()));
+        let fits = fits.max_by_key(|(keyword, _)| keyword.len());
         match fits {
             Some((_, rules)) => rules.clone(),
             None if self.rules.is_empty() => AuthRules::default(),

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use jsonwebtoken::{Algorithm, DecodingKey, Header, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
 use super::config::{JwtConfig, ProviderName};
 use super::credential::ClientType;
 use super::identity::Identity;
+use super::key_set::SetKey;
 use super::rules::AuthRules;
 use crate::limits;
 use crate::telemetry::clock;
@@ -16,8 +17,11 @@ use crate::telemetry::clock;
 /// A shared secret must have as many bytes as the shortest hash.
 const SECRET_BYTES: usize = 32;
 
+/// How many keys one token is tried with: each costs a check of a signature.
+const KEYS_TRIED: usize = 4;
+
 const SHARED: &[Algorithm] = &[Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
-const RSA: &[Algorithm] = &[
+pub(super) const RSA: &[Algorithm] = &[
     Algorithm::RS256,
     Algorithm::RS384,
     Algorithm::RS512,
@@ -25,8 +29,8 @@ const RSA: &[Algorithm] = &[
     Algorithm::PS384,
     Algorithm::PS512,
 ];
-const EC: &[Algorithm] = &[Algorithm::ES256, Algorithm::ES384];
-const ED: &[Algorithm] = &[Algorithm::EdDSA];
+pub(super) const EC: &[Algorithm] = &[Algorithm::ES256, Algorithm::ES384];
+pub(super) const ED: &[Algorithm] = &[Algorithm::EdDSA];
 
 pub(super) struct JwtKeys {
     config: JwtConfig,
@@ -57,26 +61,28 @@ impl JwtKeys {
                 format!("{file} holds no public key of RSA, EC or Ed25519 in PEM")
             })?);
         }
-        if keys.is_empty() {
+        if keys.is_empty() && config.key_set.is_none() {
             return Err("JWT is on, but there is neither a secret nor a public key".into());
         }
         Ok(Self { config: config.clone(), keys })
     }
 
+    /// Whether there is a key in the settings for such a token.
+    pub(super) fn are_for(&self, token: &str) -> bool {
+        let header = decode_header(token);
+        header.is_ok_and(|header| self.keys.iter().any(|(kinds, _)| kinds.contains(&header.alg)))
+    }
+
     /// Who the token's bearer is. The work of a signature: not for a network thread.
     pub(super) fn judge(
         &self,
+        set: &[SetKey],
         token: &str,
         client_id: &str,
         username: Option<&str>,
     ) -> Result<Identity, String> {
         let header = decode_header(token).map_err(|fault| format!("JWT: {fault}"))?;
-        let key = self.keys.iter().find(|(algorithms, _)| algorithms.contains(&header.alg));
-        let Some((_, key)) = key else {
-            return Err(format!("JWT: no key for algorithm {:?}", header.alg));
-        };
-        let claims = decode::<Map<String, Value>>(token, key, &self.validation(header.alg));
-        let claims = claims.map_err(|fault| format!("JWT: {fault}"))?.claims;
+        let claims = self.verified(set, token, &header)?;
         let equal = |claim: &Option<Arc<str>>, value: Option<&str>| match claim {
             Some(claim) => claims.get(&**claim).and_then(Value::as_str) == value,
             None => true,
@@ -108,6 +114,28 @@ impl JwtKeys {
             cn: None,
             expires_at_ms,
         })
+    }
+
+    /// The claims, if a key of ours made the signature: those of the settings, then those of the
+    /// set that may be meant.
+    fn verified(
+        &self,
+        set: &[SetKey],
+        token: &str,
+        header: &Header,
+    ) -> Result<Map<String, Value>, String> {
+        let own = self.keys.iter().filter(|(algorithms, _)| algorithms.contains(&header.alg));
+        let own = own.map(|(_, key)| key);
+        let of_set = set.iter().filter(|key| key.fits(header)).map(|key| &key.key);
+        let validation = self.validation(header.alg);
+        let mut fault = format!("JWT: no key for algorithm {:?}", header.alg);
+        for key in own.chain(of_set).take(KEYS_TRIED) {
+            match decode::<Map<String, Value>>(token, key, &validation) {
+                Ok(decoded) => return Ok(decoded.claims),
+                Err(error) => fault = format!("JWT: {error}"),
+            }
+        }
+        Err(fault)
     }
 
     fn validation(&self, algorithm: Algorithm) -> Validation {
@@ -198,8 +226,9 @@ mod tests {
         let exp = in_seconds(60);
         let good = json!({"sub": "c", "name": "u", "type": "application", "pub": ["a/.*"],
             "exp": exp, "iss": "us", "aud": ["mqtt"]});
-        let judge =
-            |claims: &Value| keys.judge(&token(SECRET, Algorithm::HS512, claims), "c", Some("u"));
+        let judge = |claims: &Value| {
+            keys.judge(&[], &token(SECRET, Algorithm::HS512, claims), "c", Some("u"))
+        };
         let identity = judge(&good).expect("it is good");
         assert_eq!(identity.client_type, ClientType::Application);
         assert_eq!(identity.rules.publish, Some(vec!["a/.*".to_owned()]));
@@ -234,19 +263,19 @@ mod tests {
         let keys = keys(JwtConfig::default());
         let claims = json!({"exp": in_seconds(60)});
         let good = token(SECRET, Algorithm::HS256, &claims);
-        assert!(keys.judge(&good, "c", None).is_ok());
+        assert!(keys.judge(&[], &good, "c", None).is_ok());
         let other = "x123456789abcdef0123456789abcdef";
-        assert!(keys.judge(&token(other, Algorithm::HS256, &claims), "c", None).is_err());
+        assert!(keys.judge(&[], &token(other, Algorithm::HS256, &claims), "c", None).is_err());
         let body = good.split('.').nth(1).expect("three parts");
         // {"alg":"none"} and {"alg":"RS256"}, without and with the old signature.
         for head in ["eyJhbGciOiJub25lIn0", "eyJhbGciOiJSUzI1NiJ9"] {
             let signature = good.rsplit('.').next().expect("three parts");
             for end in ["", signature] {
-                assert!(keys.judge(&format!("{head}.{body}.{end}"), "c", None).is_err());
+                assert!(keys.judge(&[], &format!("{head}.{body}.{end}"), "c", None).is_err());
             }
         }
         for junk in ["..", "a.b.c", "\u{0}.\u{0}.\u{0}"] {
-            assert!(keys.judge(junk, "c", None).is_err());
+            assert!(keys.judge(&[], junk, "c", None).is_err());
         }
         let short = JwtConfig { secret: Some("short".into()), ..JwtConfig::default() };
         assert!(JwtKeys::new(&short).is_err() && JwtKeys::new(&JwtConfig::default()).is_err());

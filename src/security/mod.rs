@@ -14,14 +14,18 @@ mod credential;
 mod credentials_file;
 mod enhanced;
 mod hashing;
+mod http;
 mod identity;
 mod jwt;
+mod key_set;
 mod management;
 mod providers;
+mod request;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
 mod scram;
+mod service;
 mod settle;
 mod store;
 mod template;
@@ -35,9 +39,12 @@ use tokio::sync::{Mutex, Notify};
 
 pub use accounts::{Account, Role, Tokens};
 pub use blocked::{Block, BlockType, MatchTarget};
-pub use config::{AccountsConfig, Anonymous, Config, HashingConfig, JwtConfig, ProviderName};
+pub use config::{
+    AccountsConfig, Anonymous, Config, HashingConfig, HttpConfig, JwtConfig, ProviderName,
+};
 pub use credential::{Basic, Certificate, ClientType, Credential, Key, Proof, Scram, ScramHash};
 pub use enhanced::Step;
+pub use http::ServiceConfig;
 pub use identity::{Attempt, ClientCertificate, Grant, Peer, Refused};
 pub use management::{Draft, DraftProof, FirstAdministrator, ManageError};
 pub use rules::{Action, AuthRules, Operation, Rights, Rule};
@@ -48,6 +55,8 @@ use accounts::Accounts;
 use blocked::Blocked;
 use hashing::Pool;
 use jwt::JwtKeys;
+use key_set::KeySet;
+use service::Judge;
 use store::Credentials;
 use unauthorized::Unauthorized;
 
@@ -67,6 +76,8 @@ pub struct Security {
     accounts: Arc<Accounts>,
     unauthorized: Unauthorized,
     jwt: Option<Arc<JwtKeys>>,
+    key_set: Option<Arc<KeySet>>,
+    service: Option<Judge>,
     /// Makes the salts of users that do not exist.
     scram_secret: [u8; 32],
     /// Changes by REST come one after another: none is made on what another just replaced.
@@ -82,6 +93,24 @@ impl std::fmt::Debug for Security {
     }
 }
 
+/// What is wrong with the files and texts of the settings. Blocks on the disk.
+pub fn faults(config: &Config) -> Vec<String> {
+    let is_on = |provider| config.order.contains(&provider);
+    let mut faults = Vec::new();
+    if is_on(ProviderName::Jwt) {
+        let set = config.jwt.key_set.as_ref();
+        let set = set.and_then(|set| KeySet::new(set, config.jwt.key_set_period).err());
+        faults.extend(set.map(|fault| format!("security.mqtt.jwt.jwks-url: {fault}")));
+        let keys = JwtKeys::new(&config.jwt).err();
+        faults.extend(keys.map(|fault| format!("security.mqtt.jwt: {fault}")));
+    }
+    if is_on(ProviderName::Http) {
+        let judge = Judge::new(&config.http).err();
+        faults.extend(judge.map(|fault| format!("security.mqtt.http: {fault}")));
+    }
+    faults
+}
+
 /// Why the security settings can't hold.
 #[derive(Debug, thiserror::Error)]
 #[error("security: {0}")]
@@ -89,8 +118,11 @@ pub struct SecurityError(String);
 
 impl Security {
     pub fn new(config: Config, tables: Arc<dyn ChangeLog>) -> Result<Arc<Self>, SecurityError> {
-        let jwt_is_on = config.order.contains(&ProviderName::Jwt);
-        let jwt = jwt_is_on.then(|| JwtKeys::new(&config.jwt)).transpose();
+        let is_on = |provider| config.order.contains(&provider);
+        let jwt = is_on(ProviderName::Jwt).then(|| JwtKeys::new(&config.jwt)).transpose();
+        let key_set = config.jwt.key_set.as_ref().filter(|_| is_on(ProviderName::Jwt));
+        let key_set = key_set.map(|set| KeySet::new(set, config.jwt.key_set_period)).transpose();
+        let judge = is_on(ProviderName::Http).then(|| Judge::new(&config.http)).transpose();
         Ok(Arc::new(Self {
             pool: Pool::new(&config.hashing),
             credentials: Arc::default(),
@@ -98,6 +130,10 @@ impl Security {
             accounts: Arc::default(),
             unauthorized: Unauthorized::default(),
             jwt: jwt.map_err(SecurityError)?.map(Arc::new),
+            key_set: key_set
+                .map_err(|why| SecurityError(format!("jwks-url: {why}")))?
+                .map(Arc::new),
+            service: judge.map_err(|why| SecurityError(format!("mqtt.http: {why}")))?,
             scram_secret: credential::random(),
             writes: Mutex::default(),
             looks: AtomicU64::new(0),
@@ -131,6 +167,13 @@ impl Security {
 
     /// Acts on changes from wherever they come, and clears away what is over.
     pub async fn run(self: Arc<Self>) {
+        match &self.key_set {
+            Some(set) => drop(tokio::join!(self.watch(), set.refresh())),
+            None => self.watch().await,
+        }
+    }
+
+    async fn watch(&self) {
         loop {
             tokio::select! {
                 () = self.credentials.news.notified() => self.act().await,

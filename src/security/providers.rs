@@ -1,4 +1,5 @@
-//! The providers that are asked in turn: basic, X.509, JWT. Each says success, failure or skipped.
+//! The providers that are asked in turn: basic, X.509, JWT, HTTP. Each says success, failure or
+//! skipped.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use super::config::ProviderName;
 use super::credential::{Credential, Key, Proof};
 use super::hashing::Busy;
 use super::identity::{Attempt, Identity};
-use crate::telemetry::metrics;
+use crate::telemetry::metrics::{self, Counter};
 
 #[derive(Debug)]
 pub(super) enum Verdict {
@@ -17,6 +18,8 @@ pub(super) enum Verdict {
     Failure(String),
     /// It is not this provider's to judge.
     Skipped(String),
+    /// Who could judge it is away: as skipped, and it may come again.
+    Unavailable(String),
 }
 
 impl Security {
@@ -29,17 +32,18 @@ impl Security {
             ProviderName::Basic => self.basic(attempt).await?,
             ProviderName::X509 => self.x509(attempt),
             ProviderName::Jwt => self.jwt(attempt).await?,
+            ProviderName::Http => match &self.service {
+                Some(service) => service.ask(attempt).await.inspect_err(|Busy| {
+                    metrics::AUTHENTICATION_BUSY.inc();
+                })?,
+                None => Verdict::Skipped("no service for HTTP".into()),
+            },
         };
-        let counter = match (provider, &verdict) {
-            (ProviderName::Basic, Verdict::Success(..)) => &metrics::BASIC_SUCCESS,
-            (ProviderName::Basic, Verdict::Failure(_)) => &metrics::BASIC_FAILURE,
-            (ProviderName::Basic, Verdict::Skipped(_)) => &metrics::BASIC_SKIPPED,
-            (ProviderName::X509, Verdict::Success(..)) => &metrics::X509_SUCCESS,
-            (ProviderName::X509, Verdict::Failure(_)) => &metrics::X509_FAILURE,
-            (ProviderName::X509, Verdict::Skipped(_)) => &metrics::X509_SKIPPED,
-            (ProviderName::Jwt, Verdict::Success(..)) => &metrics::JWT_SUCCESS,
-            (ProviderName::Jwt, Verdict::Failure(_)) => &metrics::JWT_FAILURE,
-            (ProviderName::Jwt, Verdict::Skipped(_)) => &metrics::JWT_SKIPPED,
+        let [success, failure, skipped] = counters(provider);
+        let counter = match verdict {
+            Verdict::Success(..) => success,
+            Verdict::Failure(_) => failure,
+            Verdict::Skipped(_) | Verdict::Unavailable(_) => skipped,
         };
         counter.inc();
         Ok(verdict)
@@ -122,18 +126,35 @@ impl Security {
         let Some(token) = token.filter(|token| token.split('.').count() == 3) else {
             return Ok(Verdict::Skipped("the password is no JWT".into()));
         };
+        let set = match &self.key_set {
+            Some(set) => set.keys_for(token).await,
+            None => Arc::default(),
+        };
+        let is_away = self.key_set.is_some() && set.is_empty() && !keys.are_for(token);
         let (keys, token) = (Arc::clone(keys), token.to_owned());
         let (client_id, username) =
             (attempt.client_id.to_owned(), attempt.username.map(str::to_owned));
-        let judge = move || keys.judge(&token, &client_id, username.as_deref());
+        let judge = move || keys.judge(&set, &token, &client_id, username.as_deref());
         let judged = self.pool.run(attempt.peer.address, judge).await?;
         Ok(match judged {
             Ok(mut identity) => {
                 identity.cn = attempt.cn().map(str::to_owned);
                 Verdict::Success(Box::new(identity), None)
             }
+            // Its key may come with the set.
+            Err(fault) if is_away => Verdict::Unavailable(fault),
             Err(fault) => Verdict::Failure(fault),
         })
+    }
+}
+
+fn counters(provider: ProviderName) -> [&'static Counter; 3] {
+    use metrics as m;
+    match provider {
+        ProviderName::Basic => [&m::BASIC_SUCCESS, &m::BASIC_FAILURE, &m::BASIC_SKIPPED],
+        ProviderName::X509 => [&m::X509_SUCCESS, &m::X509_FAILURE, &m::X509_SKIPPED],
+        ProviderName::Jwt => [&m::JWT_SUCCESS, &m::JWT_FAILURE, &m::JWT_SKIPPED],
+        ProviderName::Http => [&m::HTTP_SUCCESS, &m::HTTP_FAILURE, &m::HTTP_SKIPPED],
     }
 }
 

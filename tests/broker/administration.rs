@@ -1,9 +1,13 @@
 //! The administration by REST: logins and roles, lists in pages, sessions, retained messages.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use serde_json::{Value, json};
 
+use crate::authority::Authority;
 use crate::operator::{self, Operator, PASSWORD};
-use crate::support::{Broker, Client, Connect, Start};
+use crate::support::{Broker, Client, Connect, Level, Start, free_port};
 
 /// Without a token nothing is shown or changed; health and metrics stay open.
 #[test]
@@ -285,4 +289,74 @@ fn odd_requests_are_answered() {
     assert_eq!(operator.get("/api/nothing").status, 404);
     let text = json!({ "name": "x", "credentialsValue": "{ no json" });
     operator.post(path, &text).refused(400);
+}
+
+/// Over HTTPS the administration answers as ever, and to plain HTTP not at all; certificates of all
+/// doors are read again by order of an administrator, and a bad one keeps the old.
+#[test]
+fn the_administration_speaks_https_and_reads_certificates_again() {
+    let (authority, port) = (Authority::new(), free_port());
+    let papers = |start: Start, prefix: &str| {
+        start
+            .env(&format!("{prefix}_PEM_CERT"), authority.path("server.pem").display())
+            .env(&format!("{prefix}_PEM_KEY"), authority.path("server_key.pem").display())
+    };
+    let start = papers(papers(operator::start(), "SSL"), "LISTENER_SSL")
+        .env("SSL_ENABLED", true)
+        .env("LISTENER_SSL_ENABLED", true)
+        .env("LISTENER_SSL_BIND_ADDRESS", "127.0.0.1")
+        .env("LISTENER_SSL_BIND_PORT", port)
+        .env("LISTENER_CERTIFICATES_RELOAD_PERIOD_MS", 86_400_000)
+        .allow_log("what was loaded before stays in use");
+    let broker = start.start();
+    let https = broker.http_address().port();
+    let ask = |authority: &Authority, method: &str, path: &str, token: &str, body: &str| {
+        let mut link = authority.link(https, None)?;
+        let length = body.len();
+        write!(
+            link,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut text = String::new();
+        link.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").expect("an HTTP answer");
+        Some((head[9..12].parse::<u16>().unwrap(), body.to_owned()))
+    };
+    assert_eq!(ask(&authority, "GET", "/actuator/health", "", "").unwrap().0, 200);
+    let login = json!({ "username": "admin", "password": PASSWORD }).to_string();
+    let (status, body) = ask(&authority, "POST", "/api/auth/login", "", &login).unwrap();
+    let body: Value = serde_json::from_str(&body).unwrap();
+    let token = body["token"].as_str().unwrap();
+    assert_eq!(status, 200);
+    let mut plain = TcpStream::connect(broker.http_address()).unwrap();
+    plain.write_all(b"GET /actuator/health HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _reset = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+    let mut before = Client::on(authority.link(port, None).unwrap(), Level::V5)
+        .say_hello(&Connect::v5("before"));
+    let reload = "/api/certificates/reload";
+    assert_eq!(ask(&authority, "POST", reload, "", "").unwrap().0, 401);
+    let next = Authority::new();
+    for name in ["server.pem", "server_key.pem"] {
+        let text = std::fs::read_to_string(next.path(name)).unwrap();
+        authority.write(name, &text);
+    }
+    assert_eq!(ask(&authority, "POST", reload, token, "").unwrap().0, 200);
+    for door in [https, port] {
+        assert!(authority.link(door, None).is_none() && next.link(door, None).is_some());
+    }
+    authority.write("server_key.pem", "nonsense");
+    let (status, body) = ask(&next, "POST", reload, token, "").unwrap();
+    assert_eq!(status, 400);
+    for key in
+        ["server.ssl.credentials.pem.key_file", "listener.ssl.config.credentials.pem.key_file"]
+    {
+        assert!(body.contains(key), "{body}");
+    }
+    assert!(next.link(https, None).is_some() && next.link(port, None).is_some());
+    before.ping();
 }

@@ -14,7 +14,7 @@ use crate::support::{Broker, Client, Connect, Level, Packet, Start, prop, wire};
 
 /// CONNECT is answered with this code and the end of the connection.
 #[track_caller]
-fn refused(broker: &Broker, connect: &Connect, code: u8) {
+pub(crate) fn refused(broker: &Broker, connect: &Connect, code: u8) {
     let mut client = Client::open(broker, connect.level);
     client.send(&connect.bytes());
     match client.recv() {
@@ -249,7 +249,7 @@ fn a_blocked_client_is_kept_out() {
     }
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 

@@ -14,16 +14,17 @@ use crate::support::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(15);
-const TRANSPORTS: [Transport; 4] = [Transport::Tcp, Transport::Tls, Transport::Ws, Transport::Wss];
+pub(crate) const TRANSPORTS: [Transport; 4] =
+    [Transport::Tcp, Transport::Tls, Transport::Ws, Transport::Wss];
 
 /// A broker with all its listeners.
-struct House {
-    broker: Broker,
+pub(crate) struct House {
+    pub(crate) broker: Broker,
     ports: [u16; 4],
 }
 
 impl House {
-    fn open(start: Start) -> House {
+    pub(crate) fn open(start: Start) -> House {
         let ports = [(); 4].map(|()| free_port());
         let listeners = TRANSPORTS.iter().zip(ports);
         let settings = listeners.flat_map(|(transport, port)| transport.settings(port));
@@ -33,16 +34,19 @@ impl House {
         house
     }
 
-    fn socket(&self, transport: Transport) -> TcpStream {
-        let at = TRANSPORTS.iter().position(|other| *other == transport).unwrap();
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.ports[at])).unwrap();
+    pub(crate) fn port(&self, transport: Transport) -> u16 {
+        self.ports[TRANSPORTS.iter().position(|other| *other == transport).unwrap()]
+    }
+
+    pub(crate) fn socket(&self, transport: Transport) -> TcpStream {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port(transport))).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
     /// A client that is let in, over a socket on which `first` was said before all else.
-    fn client(&self, transport: Transport, first: &[u8], connect: &Connect) -> Client {
+    pub(crate) fn client(&self, transport: Transport, first: &[u8], connect: &Connect) -> Client {
         let mut socket = self.socket(transport);
         socket.write_all(first).unwrap();
         Client::on(Link::over(socket, transport), connect.level).say_hello(connect)

@@ -37,13 +37,19 @@ const SIDE_DOORS: [(&str, &[&str]); 7] = [
 ];
 
 /// An outside library, and the only places that may name it.
-const LIBRARIES: [(&str, &[&str]); 14] = [
+const LIBRARIES: [(&str, &[&str]); 19] = [
     ("rdkafka", &["src/storage/kafka"]),
     ("redis", &["src/storage/redis"]),
     ("ed25519_dalek", &["src/plan"]),
     ("axum", &["src/admin/", "src/admin.rs"]),
-    ("rustls", &["src/listener", "tests/", "benches/"]),
-    ("tokio_rustls", &["src/listener"]),
+    // Two sides of TLS: what we serve, and the services that we ask.
+    ("rustls", &["src/listener", "src/security/http", "tests/", "benches/"]),
+    ("tokio_rustls", &["src/listener", "src/security/http"]),
+    ("rustls_native_certs", &["src/security/http"]),
+    ("hyper_util", &["src/security/http"]),
+    ("http_body_util", &["src/security/http"]),
+    ("hyper", &["src/security"]),
+    ("webpki", &["src/listener/tls"]),
     ("ring", &["src/listener"]),
     ("httparse", &["src/listener"]),
     ("pkcs8", &["src/listener"]),

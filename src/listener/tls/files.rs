@@ -14,27 +14,35 @@ use rustls::{
 
 use super::super::{ClientAuth, TlsConfig, TlsVersion};
 use super::identity::{self, Resolver};
+use super::path::Anchors;
 
-/// Settings below `listener.ssl.` or `listener.wss.`.
+/// Settings below `listener.ssl.config.` and its like.
 pub(super) mod setting {
-    pub(in super::super) const CERT: &str = "config.credentials.pem.cert_file";
-    pub(in super::super) const KEY: &str = "config.credentials.pem.key_file";
-    pub(in super::super) const MORE: &str = "config.credentials.pem.more_certs";
-    pub(in super::super) const CA: &str = "config.credentials.pem.ca_file";
-    pub(in super::super) const CRL: &str = "config.credentials.pem.crl_file";
-    pub(in super::super) const SUITES: &str = "config.enabled_cipher_suites";
+    pub(in super::super) const CERT: &str = "credentials.pem.cert_file";
+    pub(in super::super) const KEY: &str = "credentials.pem.key_file";
+    pub(in super::super) const MORE: &str = "credentials.pem.more_certs";
+    pub(in super::super) const CA: &str = "credentials.pem.ca_file";
+    pub(in super::super) const CRL: &str = "credentials.pem.crl_file";
+    pub(in super::super) const SUITES: &str = "enabled_cipher_suites";
 }
 
 /// One thing that is wrong, and the setting that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFault {
-    /// Below `listener.ssl.` or `listener.wss.`.
+    /// Below `listener.ssl.config.`, `listener.wss.config.` or `server.ssl.`.
     pub setting: &'static str,
     pub text: String,
 }
 
+/// What handshakes use.
+#[derive(Clone, Debug)]
+pub(in crate::listener) struct Served {
+    pub(super) config: Arc<ServerConfig>,
+    pub(super) anchors: Anchors,
+}
+
 /// Reads all files. Blocks on the disk.
-pub(in crate::listener) fn load(config: &TlsConfig) -> Result<Arc<ServerConfig>, Vec<TlsFault>> {
+pub(in crate::listener) fn load(config: &TlsConfig) -> Result<Served, Vec<TlsFault>> {
     let mut faults = Vec::new();
     let mut provider = ring::default_provider();
     match cipher_suites(config, &provider) {
@@ -46,7 +54,7 @@ pub(in crate::listener) fn load(config: &TlsConfig) -> Result<Arc<ServerConfig>,
     for (at, identity) in config.identities.iter().enumerate() {
         identities.extend(identity::load(identity, at == 0, &provider, &mut faults));
     }
-    let verifier = verifier(config, &provider, &mut faults);
+    let (verifier, anchors) = verifier(config, &provider, &mut faults).unzip();
     if !faults.is_empty() {
         return Err(faults);
     }
@@ -63,7 +71,7 @@ pub(in crate::listener) fn load(config: &TlsConfig) -> Result<Arc<ServerConfig>,
     // new CRL revokes does not resume.
     made.session_storage = Arc::new(NoServerSessionStorage {});
     made.ticketer = ring::Ticketer::new().map_err(|fault| of_suites(fault.to_string()))?;
-    Ok(Arc::new(made))
+    Ok(Served { config: Arc::new(made), anchors: anchors.unwrap_or_default() })
 }
 
 /// As the standard names it, and as JSSE and so TBMQ do: `TLS_AES_128_GCM_SHA256`.
@@ -115,7 +123,7 @@ fn verifier(
     config: &TlsConfig,
     provider: &Arc<CryptoProvider>,
     faults: &mut Vec<TlsFault>,
-) -> Option<Arc<dyn ClientCertVerifier>> {
+) -> Option<(Arc<dyn ClientCertVerifier>, Anchors)> {
     let ca_file = match (config.client_auth, &config.ca_file) {
         (ClientAuth::Off, _) => return None,
         (ClientAuth::Requested | ClientAuth::Required, Some(file)) => file,
@@ -135,11 +143,12 @@ fn verifier(
             return None;
         }
     };
-    let builder =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
-            .with_crls(crls)
-            // An authority without a list in the file revokes nothing.
-            .allow_unknown_revocation_status();
+    let roots = Arc::new(roots);
+    let anchors = Anchors::new(&roots, provider);
+    let builder = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider))
+        .with_crls(crls)
+        // An authority without a list in the file revokes nothing.
+        .allow_unknown_revocation_status();
     let built = match config.client_auth {
         ClientAuth::Requested => builder.allow_unauthenticated().build(),
         ClientAuth::Required | ClientAuth::Off => builder.build(),
@@ -148,7 +157,7 @@ fn verifier(
         setting: setting::CRL,
         text: fault.to_string(),
     };
-    built.map_err(|error| faults.push(fault(error))).ok()
+    built.map(|built| (built, anchors)).map_err(|error| faults.push(fault(error))).ok()
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, String> {

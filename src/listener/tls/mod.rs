@@ -6,15 +6,15 @@
 mod chunked;
 mod files;
 mod identity;
+mod lazy;
+mod path;
 mod reload;
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -22,8 +22,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use chunked::Chunked;
+pub(super) use files::Served;
 pub use files::TlsFault;
 use files::load;
+pub use lazy::{Encrypted, Encryption};
 pub use reload::Certificates;
 pub(super) use reload::{Current, watch};
 
@@ -39,19 +41,24 @@ pub fn faults(config: &super::TlsConfig) -> Vec<TlsFault> {
     load(config).err().unwrap_or_default()
 }
 
+pub(super) fn texts(faults: &[TlsFault]) -> String {
+    let texts = faults.iter().map(|TlsFault { setting, text }| format!("{setting}: {text}"));
+    texts.collect::<Vec<String>>().join("; ")
+}
+
 /// Carries a handshake through, its computing in turn with others.
 pub(super) async fn accept(
     stream: TcpStream,
-    config: Arc<ServerConfig>,
+    served: Served,
     turns: &Semaphore,
 ) -> io::Result<(Tls, TlsPeer)> {
-    let accept = pin!(TlsAcceptor::from(config).accept(Chunked::new(stream)));
+    let accept = pin!(TlsAcceptor::from(served.config).accept(Chunked::new(stream)));
     let stream = in_turn(accept, turns).await?;
     let session = stream.get_ref().1;
     let chain = session.peer_certificates().unwrap_or_default();
     let peer = TlsPeer {
         server_name: session.server_name().map(Box::from),
-        chain: chain.iter().map(|der| der.to_vec()).collect(),
+        chain: served.anchors.path(chain),
     };
     Ok((Tls(stream), peer))
 }

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use rustls::ServerConfig;
 
-use super::files::{TlsFault, load};
+use super::files::{Served, TlsFault, load};
 use crate::listener::TlsConfig;
-use crate::telemetry::Door;
 
 /// Which file it is, and when it was written: device, inode, size, seconds, nanoseconds. `None`:
 /// it is not there.
@@ -20,23 +18,27 @@ type Stamp = Option<(u64, u64, u64, i64, i64)>;
 /// What one listener uses now.
 #[derive(Debug)]
 pub(in crate::listener) struct Current {
-    door: Door,
+    /// Its settings stand below this.
+    below: &'static str,
     config: TlsConfig,
-    in_use: RwLock<Arc<ServerConfig>>,
+    in_use: RwLock<Served>,
     seen: Mutex<Vec<Stamp>>,
 }
 
 impl Current {
     /// Reads the files. Blocks on the disk.
-    pub(in crate::listener) fn load(door: Door, config: &TlsConfig) -> Result<Self, Vec<TlsFault>> {
+    pub(in crate::listener) fn load(
+        below: &'static str,
+        config: &TlsConfig,
+    ) -> Result<Self, Vec<TlsFault>> {
         // Before they are read: what is written meanwhile is found by the next look.
         let seen = Mutex::new(stamps(config));
         let in_use = RwLock::new(load(config)?);
-        Ok(Self { door, config: config.clone(), in_use, seen })
+        Ok(Self { below, config: config.clone(), in_use, seen })
     }
 
-    pub(in crate::listener) fn get(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.in_use.read())
+    pub(in crate::listener) fn get(&self) -> Served {
+        self.in_use.read().clone()
     }
 
     /// Takes the files as they are now, if they changed or `always`. Blocks on the disk.
@@ -49,17 +51,18 @@ impl Current {
             }
             *seen = now;
         }
-        let (listener, loaded) = (self.door.text(), load(&self.config));
+        let (below, loaded) = (self.below, load(&self.config));
         match loaded {
             Ok(made) => {
                 *self.in_use.write() = made;
-                tracing::info!(listener, "certificate files are in use as they are now");
+                tracing::info!(below, "certificate files are in use as they are now");
                 Ok(())
             }
             Err(faults) => {
                 for TlsFault { setting, text } in &faults {
-                    let key = format!("listener.{listener}.{setting}");
-                    tracing::warn!("{key}: {text}; what was loaded before stays in use");
+                    tracing::warn!(
+                        "{below}.{setting}: {text}; what was loaded before stays in use"
+                    );
                 }
                 Err(faults)
             }
@@ -80,21 +83,37 @@ fn stamp(path: &Path) -> Stamp {
     Some((found.dev(), found.ino(), found.size(), found.mtime(), found.mtime_nsec()))
 }
 
-/// The certificates of all listeners, for whoever wants them read again.
+/// The certificates of all doors, for whoever wants them read again.
 #[derive(Clone, Debug, Default)]
-pub struct Certificates(pub(in crate::listener) Vec<Arc<Current>>);
+pub struct Certificates(Arc<Mutex<Vec<Arc<Current>>>>);
 
 impl Certificates {
-    /// Takes all files as they are now; a listener with a fault keeps what it has. Blocks on the
-    /// disk.
-    pub fn reload(&self) -> Result<(), Vec<TlsFault>> {
-        let faults = self.0.iter().filter_map(|current| current.look(true).err());
-        let faults: Vec<TlsFault> = faults.flatten().collect();
+    /// Takes all files as they are now; a door with a fault keeps what it has. Error: all that is
+    /// wrong. Blocks on the disk.
+    pub fn reload(&self) -> Result<(), Vec<String>> {
+        let mut faults = Vec::new();
+        for current in self.all() {
+            for TlsFault { setting, text } in current.look(true).err().unwrap_or_default() {
+                faults.push(format!("{}.{setting}: {text}", current.below));
+            }
+        }
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 
+    pub(in crate::listener) fn add(&self, current: &Arc<Current>) {
+        self.0.lock().push(Arc::clone(current));
+    }
+
+    pub(in crate::listener) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    fn all(&self) -> Vec<Arc<Current>> {
+        self.0.lock().clone()
+    }
+
     fn look(&self) {
-        for current in &self.0 {
+        for current in self.all() {
             // What is wrong was logged; the next change is the next try.
             let _kept = current.look(false);
         }

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 
 use super::super::{ClientAuth, Identity, Secret, TlsConfig, TlsVersion};
 use super::*;
-use crate::telemetry::{Door, task};
+use crate::telemetry::task;
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -144,7 +144,7 @@ type Shaken = (io::Result<TlsPeer>, Option<HandshakeKind>);
 
 /// One connection: the client sends a byte and waits for it to come back, so that both sides have
 /// seen the whole handshake, and the client its ticket.
-async fn shake(server: Arc<ServerConfig>, client: &Arc<ClientConfig>, name: &str) -> Shaken {
+async fn shake(server: Served, client: &Arc<ClientConfig>, name: &str) -> Shaken {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
     let address = listener.local_addr().unwrap();
     let serve = async {
@@ -167,6 +167,12 @@ async fn shake(server: Arc<ServerConfig>, client: &Arc<ClientConfig>, name: &str
     tokio::join!(serve, connect)
 }
 
+fn certificates(current: &Arc<Current>) -> Certificates {
+    let certificates = Certificates::default();
+    certificates.add(current);
+    certificates
+}
+
 fn only(faults: Vec<TlsFault>) -> (&'static str, String) {
     let [TlsFault { setting, text }] = faults.try_into().expect("one fault");
     (setting, text)
@@ -183,7 +189,7 @@ async fn the_certificate_fits_the_name_that_is_asked_for() {
     for (name, trusted) in
         [("localhost", true), ("a.example", true), ("x.b.example", true), ("c.example", false)]
     {
-        let (peer, kind) = shake(Arc::clone(&server), &rig.client(None), name).await;
+        let (peer, kind) = shake(server.clone(), &rig.client(None), name).await;
         assert_eq!(kind.is_some(), trusted, "{name}");
         if trusted {
             let told = TlsPeer { server_name: Some(name.into()), chain: Vec::new() };
@@ -201,7 +207,7 @@ async fn clients_show_certificates_as_they_are_asked() {
     for (auth, bare_is_taken) in [(ClientAuth::Requested, true), (ClientAuth::Required, false)] {
         let server = load(&rig.wanting_clients(auth, &[&revoked])).unwrap();
         let shake = |client| {
-            let server = Arc::clone(&server);
+            let server = server.clone();
             async move { shake(server, &client, "localhost").await.0 }
         };
         let peer = shake(rig.client(Some(&good))).await.unwrap();
@@ -220,12 +226,12 @@ async fn sessions_resume_until_files_change() {
     let rig = Rig::new();
     let config = rig.config(vec![rig.identity("server", &rig.sign("localhost", 1))]);
     for versions in [[&version::TLS13], [&version::TLS12]] {
-        let current = Arc::new(Current::load(Door::Ssl, &config).unwrap());
+        let current = Arc::new(Current::load("test", &config).unwrap());
         let client = rig.client_of(None, &versions);
         let kind = || shake(current.get(), &client, "localhost");
         assert_eq!(kind().await.1, Some(HandshakeKind::Full));
         assert_eq!(kind().await.1, Some(HandshakeKind::Resumed));
-        Certificates(vec![Arc::clone(&current)]).reload().unwrap();
+        certificates(&current).reload().unwrap();
         assert_eq!(kind().await.1, Some(HandshakeKind::Full));
     }
 }
@@ -236,16 +242,15 @@ async fn files_are_taken_when_they_are_good() {
     let rig = Rig::new();
     let (good, other) = (rig.sign("good", 7), rig.sign("localhost", 2));
     let config = rig.wanting_clients(ClientAuth::Required, &[]);
-    let current = Arc::new(Current::load(Door::Ssl, &config).unwrap());
-    let watch =
-        task::spawn("test", watch(Certificates(vec![Arc::clone(&current)]), Duration::ZERO));
+    let current = Arc::new(Current::load("test", &config).unwrap());
+    let watch = task::spawn("test", watch(certificates(&current), Duration::ZERO));
     let client = rig.client(Some(&good));
     assert!(shake(current.get(), &client, "localhost").await.0.is_ok());
 
     let before = current.get();
     rig.write("crl.pem", &rig.crl(&[&good]));
     let changed = || async {
-        while Arc::ptr_eq(&before, &current.get()) {
+        while Arc::ptr_eq(&before.config, &current.get().config) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -256,11 +261,11 @@ async fn files_are_taken_when_they_are_good() {
 
     let kept = current.get();
     rig.write("server_key.pem", &other.key.serialize_pem());
-    let faults = Certificates(vec![Arc::clone(&current)]).reload().unwrap_err();
-    let (setting, text) = only(faults);
-    assert_eq!(setting, files::setting::KEY);
+    let faults = certificates(&current).reload().unwrap_err();
+    let [text] = &faults[..] else { panic!("one fault: {faults:?}") };
+    assert!(text.starts_with(&format!("test.{}: ", files::setting::KEY)));
     assert!(text.contains("server_key.pem") && text.contains("not the certificate's"), "{text}");
-    assert!(Arc::ptr_eq(&kept, &current.get()));
+    assert!(Arc::ptr_eq(&kept.config, &current.get().config));
 }
 
 /// The lowest version and the cipher list hold.
@@ -274,7 +279,7 @@ async fn old_versions_and_other_suites_are_refused() {
     for (server, takes_13) in [(only_13, true), (only_12, false)] {
         for (versions, is_13) in [([&version::TLS13], true), ([&version::TLS12], false)] {
             let client = rig.client_of(None, &versions);
-            let (peer, _) = shake(Arc::clone(&server), &client, "localhost").await;
+            let (peer, _) = shake(server.clone(), &client, "localhost").await;
             assert_eq!(peer.is_ok(), takes_13 == is_13);
             assert!(peer.is_ok() || peer.is_err_and(|error| cause(&error) == Turned::Tls));
         }
@@ -378,7 +383,7 @@ async fn a_waiting_handshake_holds_no_turn() {
     let turns = Arc::new(Semaphore::new(1));
     let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let (config, held) = (Arc::clone(&server), Arc::clone(&turns));
+    let (config, held) = (server.clone(), Arc::clone(&turns));
     let waiting = task::spawn("test", async move { accept(stream, config, &held).await });
     let stream = TcpStream::connect(listener.local_addr().unwrap());
     let (stream, accepted) = tokio::join!(stream, listener.accept());

@@ -101,6 +101,12 @@ catalogue! {
         "What the providers said about clients that asked to be let in.";
     Counter JWT_SKIPPED = "authentications_total" ["provider" = "JWT", "result" = "skipped"],
         "What the providers said about clients that asked to be let in.";
+    Counter HTTP_SUCCESS = "authentications_total" ["provider" = "HTTP", "result" = "success"],
+        "What the providers said about clients that asked to be let in.";
+    Counter HTTP_FAILURE = "authentications_total" ["provider" = "HTTP", "result" = "failure"],
+        "What the providers said about clients that asked to be let in.";
+    Counter HTTP_SKIPPED = "authentications_total" ["provider" = "HTTP", "result" = "skipped"],
+        "What the providers said about clients that asked to be let in.";
     Counter SCRAM_SUCCESS = "authentications_total" ["provider" = "SCRAM", "result" = "success"],
         "What the providers said about clients that asked to be let in.";
     Counter SCRAM_FAILURE = "authentications_total" ["provider" = "SCRAM", "result" = "failure"],

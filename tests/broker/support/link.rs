@@ -6,9 +6,10 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned};
 use tempfile::TempDir;
 use tungstenite::{ClientRequestBuilder, Message, WebSocket};
 
@@ -93,6 +94,11 @@ impl Papers {
 
 /// Trusts whatever this PEM holds, and shows nothing.
 pub(crate) fn trusting(pem: &str) -> Arc<ClientConfig> {
+    Arc::new(roots_of(pem).with_no_client_auth())
+}
+
+/// A client that trusts whatever this PEM holds.
+pub(crate) fn roots_of(pem: &str) -> ConfigBuilder<ClientConfig, WantsClientCert> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
         roots.add(certificate.unwrap()).unwrap();
@@ -100,7 +106,7 @@ pub(crate) fn trusting(pem: &str) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    Arc::new(config.unwrap().with_root_certificates(roots).with_no_client_auth())
+    config.unwrap().with_root_certificates(roots)
 }
 
 pub(crate) type Encrypted = StreamOwned<ClientConnection, TcpStream>;

@@ -13,10 +13,10 @@ mod parse;
 mod properties;
 mod random;
 
-pub(crate) use client::Client;
+pub(crate) use client::{Client, PATIENCE};
 pub(crate) use harness::{Broker, Start, free_port};
 
-pub(crate) use link::{Link, Transport, encrypt, papers, trusting};
+pub(crate) use link::{Link, Transport, encrypt, papers, roots_of, trusting};
 pub(crate) use matching::matches;
 pub(crate) use packets::{Connect, Level, Will, hex, prop, wire};
 pub(crate) use parse::{AckKind, Packet, Publish, parse};
