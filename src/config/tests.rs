@@ -130,6 +130,7 @@ fn a_tbmq_file_starts_with_one_warning() {
         "queue.kafka.msg-all.topic-properties",
         "queue.kafka.retained-msg.additional-consumer-config",
         "queue.kafka.retained-msg.topic-properties",
+        "server.ssl.credentials.pem.key_password",
     ];
     assert_eq!(changed, differ, "everything else has TBMQ's default");
     let moved = good(TBMQ, &[("LISTENER_TCP_BIND_PORT", "2883")]);
