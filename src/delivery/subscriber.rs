@@ -90,7 +90,7 @@ impl Slot {
         *self.state.lock() = view;
     }
 
-    /// Attaches the outbox of a connection of this session; `false`: it is another session's by now.
+    /// Attaches the outbox of a connection of this session; `false`: it is another one's by now.
     pub fn attach(&self, incarnation: u64, outbox: Arc<Outbox>) -> bool {
         let mut state = self.state.lock();
         let ours = state.incarnation == incarnation;
