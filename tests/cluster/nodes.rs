@@ -62,8 +62,8 @@ fn a_message_reaches_the_subscribers_of_every_node() {
 }
 
 /// TKO-01, SES-06, SES-08, WIL-01: a client that comes to another node takes its session with it;
-/// the old connection is told 0x8E; what is queued comes once and in order; a Will goes out as on one
-/// node.
+/// the old connection is told 0x8E; what is queued comes once and in order; a Will goes out as on
+/// one node.
 #[test]
 fn a_session_moves_with_its_client() {
     let Some(nodes) = nodes(2, &[]) else { return };
