@@ -14,6 +14,7 @@ use super::format::Mark;
 use super::watch::{Listener, Watch, unavailable};
 use crate::storage::StorageError;
 
+const METADATA: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
 
 /// One record of ours.
@@ -41,6 +42,9 @@ pub(super) fn consumer(
         list.add_partition_offset(topic, partition as i32, from)
             .map_err(|error| unavailable(&what(), &error))?;
     }
+    // Who leads must be known by then: an offset that is asked of nobody is asked again after half
+    // a second. Without an answer the consumer finds out by itself.
+    consumer.fetch_metadata(Some(topic), METADATA).ok();
     consumer.assign(&list).map_err(|error| unavailable(&what(), &error))?;
     Ok(consumer)
 }
