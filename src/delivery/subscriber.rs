@@ -90,6 +90,16 @@ impl Slot {
         *self.state.lock() = view;
     }
 
+    /// Attaches the outbox of a connection of this session; `false`: it is another one's by now.
+    pub fn attach(&self, incarnation: u64, outbox: Arc<Outbox>) -> bool {
+        let mut state = self.state.lock();
+        let ours = state.incarnation == incarnation;
+        if ours {
+            state.outbox = Some(outbox);
+        }
+        ours
+    }
+
     /// Takes `outbox` off the slot, if it is still the one that is attached (TKO-02).
     pub fn detach(&self, outbox: &Arc<Outbox>) {
         let mut state = self.state.lock();

@@ -103,8 +103,14 @@ pub(super) async fn claim(
     }
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
-    let view = SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) };
-    show(context, &ask.client_id, view);
+    if context.directory.is_some() {
+        // What else there is to see was told in the log's order.
+        let slot = context.slots.by_client(ask.client_id.as_str());
+        slot.map(|slot| slot.attach(incarnation, Arc::clone(&outbox)));
+    } else {
+        let view = SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) };
+        show(context, &ask.client_id, view);
+    }
     if persistent {
         let queue = QueueKey::Client(ask.client_id.clone());
         match context.queues.open_as(&queue, incarnation, epoch).await {

@@ -104,7 +104,9 @@ fn adopt(
     if row.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
-    *locked.session() = Some(Session::away(context, row));
+    let session = Session::away(context, row);
+    know_open_ids(context, client_id, &session);
+    *locked.session() = Some(session);
     lifecycle::look(context, client_id, locked, cut_off);
 }
 
@@ -125,13 +127,17 @@ pub(super) fn take_old(
     if old.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
-    let mut open = old.open_ids.lock();
-    for id in context.judge.open_ids_of(client_id, old.incarnation) {
+    know_open_ids(context, client_id, &old);
+    Some(old)
+}
+
+/// What the dispatcher's judge knows of the session's exchanges.
+fn know_open_ids(context: &Context, client_id: &ClientId, session: &Session) {
+    let mut open = session.open_ids.lock();
+    for id in context.judge.open_ids_of(client_id, session.incarnation) {
         // The message is in the log; whether its retained row is, nobody knows.
         open.set(id, OpenId::InDoubt);
     }
-    drop(open);
-    Some(old)
 }
 
 /// A claim that came into force too late for its connection: the client is away.
@@ -167,10 +173,8 @@ pub(super) fn see_to_late_claim(
         let AppendOutcome::Stored(position) = settled.outcome().await else { return };
         let Some(directory) = &context.directory else { return };
         let mut locked = context.registry.lock(&client_id).await;
-        if directory.epoch(&client_id) != Some(position.offset) {
-            return;
-        }
-        if let Some(found) = directory.found(&client_id, position) {
+        let Some(found) = directory.found(&client_id, position) else { return };
+        if directory.epoch(&client_id) == Some(position.offset) {
             surrender(&context, &client_id, &mut locked, found.before, found.now);
         }
     });

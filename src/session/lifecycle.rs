@@ -197,15 +197,23 @@ fn may_publish(context: &Context, will: &Batch) -> bool {
 }
 
 fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
-    let (sink, settled) = once();
-    let mut open = vec![settled];
+    let mut open = Vec::new();
     context.retained.together(|| {
-        context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
-        if let Some(row) = retained {
+        let mut put = || {
+            let Some(row) = retained else { return };
             let (sink, settled) = once();
             context.tables.put(vec![row.clone()], Durability::Durable, sink, 0);
             open.push(settled);
+        };
+        let (sink, settled) = once();
+        if context.directory.is_some() {
+            put();
+            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
+        } else {
+            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
+            put();
         }
+        open.push(settled);
     });
     open
 }

@@ -184,6 +184,62 @@ impl WillRow {
 mod tests {
     use super::*;
 
+    fn claim(clean_start: bool, node: &str, expiry_s: u32) -> Row {
+        let version = ProtocolVersion::V5;
+        let row = SessionRow::new(0, 0, node, version, expiry_s, None, None);
+        row.claiming(clean_start).row(&ClientId::new("c"))
+    }
+
+    fn at(offset: u64) -> Position {
+        Position { partition: 0, offset }
+    }
+
+    fn in_force(before: Option<&Row>, position: u64, row: Row) -> Option<Row> {
+        let before = before.and_then(|row| row.value.as_deref());
+        resolve(at(position), before, row).map(|found| found.row)
+    }
+
+    fn read(row: &Row) -> SessionRow {
+        SessionRow::decode(row.value.as_ref().expect("no end")).expect("reads back")
+    }
+
+    /// SES-06, SES-08: what a claim finds where it stands decides whether it goes on.
+    #[test]
+    fn a_claim_goes_on_with_what_it_finds() {
+        let first = in_force(None, 10, claim(false, "a", 60)).expect("a claim counts");
+        assert_eq!((read(&first).incarnation, read(&first).epoch), (10, 10));
+        let second = in_force(Some(&first), 20, claim(false, "b", 60)).expect("a claim counts");
+        assert_eq!((read(&second).incarnation, read(&second).epoch), (10, 20));
+        let afresh = in_force(Some(&second), 30, claim(true, "a", 0)).expect("a claim counts");
+        assert_eq!((read(&afresh).incarnation, read(&afresh).epoch), (30, 30));
+        let next = in_force(Some(&afresh), 40, claim(false, "a", 60)).expect("a claim counts");
+        assert_eq!(read(&next).incarnation, 40, "that one ends with its connection");
+        let mut over = read(&second);
+        over.offline_since_ms = Some(1);
+        let over = over.row(&ClientId::new("c"));
+        let late = in_force(Some(&over), 50, claim(false, "a", 60)).expect("a claim counts");
+        assert_eq!(read(&late).incarnation, 50, "it had expired");
+    }
+
+    /// TKO-02, CLU-06: what is said of an earlier connection changes nothing any more.
+    #[test]
+    fn a_row_that_comes_too_late_counts_for_nothing() {
+        let client = ClientId::new("c");
+        let first = in_force(None, 10, claim(false, "a", 60)).expect("a claim counts");
+        let mut away = read(&first);
+        away.offline_since_ms = Some(5);
+        away.node = "heir".into();
+        let away = away.row(&client);
+        let said = in_force(Some(&first), 15, away.clone()).expect("it is the newest");
+        assert_eq!((&*read(&said).node, read(&said).offline_since_ms), ("a", Some(5)));
+        let second = in_force(Some(&said), 20, claim(false, "b", 60)).expect("a claim counts");
+        assert_eq!(in_force(Some(&second), 21, away), None);
+        assert_eq!(in_force(Some(&second), 22, ended(&client, 10)), None);
+        let end = in_force(Some(&second), 23, ended(&client, 20)).expect("it is the newest");
+        assert_eq!(end.value, None);
+        assert_eq!(in_force(None, 24, ended(&client, 20)), None);
+    }
+
     #[test]
     fn a_session_row_reads_back() {
         let will = WillRow {

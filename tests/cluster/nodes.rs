@@ -61,8 +61,9 @@ fn a_message_reaches_the_subscribers_of_every_node() {
     assert_eq!(here.take().payload(), "nothing before");
 }
 
-/// TKO-01, SES-06, SES-08, WIL-01: a client that comes to another node takes its session with it; the old connection
-/// is told 0x8E; what is queued comes once and in order; a Will goes out as on one node.
+/// TKO-01, SES-06, SES-08, WIL-01: a client that comes to another node takes its session with it;
+/// the old connection is told 0x8E; what is queued comes once and in order; a Will goes out as on
+/// one node.
 #[test]
 fn a_session_moves_with_its_client() {
     let Some(nodes) = nodes(2, &[]) else { return };
@@ -205,8 +206,8 @@ fn nothing_is_lost_with_a_killed_node() {
     assert_eq!(again.take().payload(), "after");
 }
 
-/// TKO-06, WIL: a node that stood still for too long acts on nothing any more: it says so and ends, and
-/// its clients' sessions are where they went meanwhile.
+/// TKO-06, WIL-11, CLU-07: a node that stood still for too long acts on nothing any more: it says
+/// so and ends, and its clients' sessions are where they went meanwhile.
 #[test]
 fn a_node_that_wakes_late_has_no_part_any_more() {
     let allowed = ["a node was silent", "this node ends"];
