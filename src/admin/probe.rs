@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::Config;
+use crate::listener::{TlsConfig, to_own_door};
 
 /// A node that is well answers in a fraction of it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -14,21 +15,33 @@ const ANSWER_BYTES: u64 = 64 * 1024;
 /// What the node says of itself: `Ok` when it is up. Blocks.
 pub fn probe(config: &Config) -> Result<String, String> {
     let address = reachable(config.bind);
-    let asked = ask(address).map_err(|fault| format!("no answer on {address}: {fault}"));
+    let asked = ask(address, config.tls.as_ref())
+        .map_err(|fault| format!("no answer on {address}: {fault}"));
     let answer = asked?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split(' ').nth(1).unwrap_or_default();
     if status == "200" { Ok(body.to_owned()) } else { Err(format!("{status}: {body}")) }
 }
 
-fn ask(address: SocketAddr) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+fn ask(address: SocketAddr, tls: Option<&TlsConfig>) -> std::io::Result<String> {
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    match tls {
+        None => answer(stream),
+        Some(tls) => answer(to_own_door(stream, tls)?),
+    }
+}
+
+fn answer(mut stream: impl Read + Write) -> std::io::Result<String> {
     let request = "GET /actuator/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES).read_to_end(&mut answer)?;
+    match stream.take(ANSWER_BYTES).read_to_end(&mut answer) {
+        // TLS that ends without a goodbye: what came is whole, or no answer.
+        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error),
+        Ok(_) | Err(_) => {}
+    }
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 

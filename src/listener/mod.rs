@@ -31,7 +31,7 @@ pub use config::{
 };
 pub use networks::Networks;
 pub use rate::ConnectionRateConfig;
-pub use tls::{Certificates, Encrypted, Encryption, TlsFault, faults as tls_faults};
+pub use tls::{Certificates, Encrypted, Encryption, TlsFault, faults as tls_faults, to_own_door};
 
 use bind::{Accepted, Listening};
 use places::{Gate, House};

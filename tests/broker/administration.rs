@@ -291,6 +291,41 @@ fn odd_requests_are_answered() {
     operator.post(path, &text).refused(400);
 }
 
+/// Status and body of a request over TLS; none: the handshake failed.
+fn encrypted_request(
+    authority: &Authority,
+    port: u16,
+    [method, path, token, body]: [&str; 4],
+) -> Option<(u16, String)> {
+    let mut link = authority.link(port, None)?;
+    let length = body.len();
+    write!(
+        link,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut text = String::new();
+    link.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").expect("an HTTP answer");
+    Some((head[9..12].parse::<u16>().unwrap(), body.to_owned()))
+}
+
+/// `sluice health` for a node whose HTTPS shows this certificate.
+fn health_command(authority: &Authority, port: u16, pem: &str) -> std::process::Output {
+    std::process::Command::new(env!("CARGO_BIN_EXE_sluice"))
+        .arg("health")
+        .env_clear()
+        .env("HTTP_BIND_ADDRESS", "127.0.0.1")
+        .env("HTTP_BIND_PORT", port.to_string())
+        .env("SSL_ENABLED", "true")
+        .env("SSL_PEM_CERT", authority.path(pem))
+        .env("SSL_PEM_KEY", authority.path("server_key.pem"))
+        .output()
+        .unwrap()
+}
+
 /// Over HTTPS the administration answers as ever, and to plain HTTP not at all; certificates of all
 /// doors are read again by order of an administrator, and a bad one keeps the old.
 #[test]
@@ -311,21 +346,13 @@ fn the_administration_speaks_https_and_reads_certificates_again() {
     let broker = start.start();
     let https = broker.http_address().port();
     let ask = |authority: &Authority, method: &str, path: &str, token: &str, body: &str| {
-        let mut link = authority.link(https, None)?;
-        let length = body.len();
-        write!(
-            link,
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-             Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut text = String::new();
-        link.read_to_string(&mut text).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").expect("an HTTP answer");
-        Some((head[9..12].parse::<u16>().unwrap(), body.to_owned()))
+        encrypted_request(authority, https, [method, path, token, body])
     };
     assert_eq!(ask(&authority, "GET", "/actuator/health", "", "").unwrap().0, 200);
+    let probe = |pem: &str| health_command(&authority, https, pem);
+    let probed = probe("server.pem");
+    assert!(probed.status.success(), "{probed:?}");
+    assert!(!probe("ca.pem").status.success(), "that is no certificate of this door");
     let login = json!({ "username": "admin", "password": PASSWORD }).to_string();
     let (status, body) = ask(&authority, "POST", "/api/auth/login", "", &login).unwrap();
     let body: Value = serde_json::from_str(&body).unwrap();

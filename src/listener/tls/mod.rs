@@ -7,6 +7,7 @@ mod chunked;
 mod files;
 mod identity;
 mod lazy;
+mod own;
 mod path;
 mod reload;
 
@@ -26,6 +27,7 @@ pub(super) use files::Served;
 pub use files::TlsFault;
 use files::load;
 pub use lazy::{Encrypted, Encryption};
+pub use own::to_own_door;
 pub use reload::Certificates;
 pub(super) use reload::{Current, watch};
 
