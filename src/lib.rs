@@ -5,6 +5,7 @@
 //!
 //! * [`mqtt`] (0) the specification's words as pure values
 //! * [`limits`] (0) every bound, and what happens at it
+//! * [`cluster`] (0) which nodes live, and what is whose
 //! * [`telemetry`] (0) tracing, metrics, drop reasons, clock, task spawn
 //! * [`codec`] (1) bytes ↔ `Packet`, zero copy
 //! * [`plan`] (1) the signed token that says how much a cluster may carry
@@ -30,6 +31,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 pub mod mqtt;
 
 pub mod limits;
+
+pub mod cluster;
 
 pub mod telemetry;
 

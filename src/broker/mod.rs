@@ -83,6 +83,15 @@ impl Broker {
         Ok(Self { node, backend, listeners, beside, admin, stop_admin, mqtt, http, drain_timeout })
     }
 
+    /// Others have taken over what this node had: it acts on nothing any more, and its connections
+    /// end with it. Whoever starts it again gives it a part in the cluster as a new one.
+    fn give_up(&self, why: &str) -> Fault {
+        self.listeners.iter().chain(&self.beside).for_each(JoinHandle::abort);
+        self.node.abort();
+        self.admin.abort();
+        Fault::from(format!("this node ends: {why}"))
+    }
+
     pub fn mqtt_addr(&self) -> Option<SocketAddr> {
         self.mqtt
     }
@@ -94,7 +103,11 @@ impl Broker {
     /// Runs until `asked` resolves, then stops in order: listeners, connections, dispatch,
     /// storage, administration.
     pub async fn run_until(self, asked: impl Future<Output = ()>) -> Result<(), Fault> {
-        asked.await;
+        tokio::select! {
+            biased;
+            () = asked => {}
+            why = self.backend.fenced() => return Err(self.give_up(&why)),
+        }
         self.listeners.iter().chain(&self.beside).for_each(JoinHandle::abort);
         self.node.stop(self.drain_timeout).await;
         self.backend.stop(self.drain_timeout).await?;

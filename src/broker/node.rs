@@ -9,7 +9,9 @@ use tokio::task::JoinHandle;
 use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
-use crate::routing::{self, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::routing::{
+    self, Here, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn,
+};
 use crate::security::Security;
 use crate::session::{Handles, Sessions};
 use crate::storage::{Committed, LogConsumer, NodeId, PublishLog, Stores};
@@ -128,6 +130,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
         log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::behind(committed.position)),
+        here: stores.peers.clone().map(|peers| Arc::new(Here::new(peers))),
         turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },
         no_ids: Arc::from([]),
     })
@@ -149,5 +152,6 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Secur
         security: Arc::clone(security),
         limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
+        peers: stores.peers.clone(),
     }
 }

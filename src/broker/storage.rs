@@ -44,6 +44,14 @@ impl Backend {
         }
     }
 
+    /// Waits until this node has no part in the cluster any more; says why. Cancel safe: yes.
+    pub(super) async fn fenced(&self) -> String {
+        match self {
+            Backend::Embedded(_) => std::future::pending().await,
+            Backend::Cluster(kafka, _) => kafka.peers().fenced().await,
+        }
+    }
+
     /// Asks the store of the queues, where it is not the log's.
     pub(super) fn queues(&self) -> Option<Trouble> {
         match self {
@@ -115,6 +123,7 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
         bucket: redis.bucket(),
         // Of this node alone, as long as there is one.
         device_bucket: Arc::new(LocalBucket::new(&device)),
+        peers: Some(kafka.peers()),
     };
     Ok((Backend::Cluster(kafka, Mutex::new(Some(redis))), stores))
 }

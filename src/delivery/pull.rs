@@ -76,6 +76,17 @@ impl Outbox {
         self.reserve(reservation);
     }
 
+    /// The session's queue reaches up to `end`, by somebody else's doing.
+    pub fn heard_of(&self, incarnation: u64, end: u64) {
+        let mut channel = self.channel.lock();
+        if let Some(backlog) = channel.backlog.as_deref_mut()
+            && backlog.incarnation == incarnation
+        {
+            backlog.heard_of(end);
+        }
+        self.leave(channel);
+    }
+
     /// A queued message that will never be sent: it leaves the queue as if acknowledged.
     fn give_up(&self, channel: &Channel, seq: u64) {
         if let Some(backlog) = &channel.backlog {

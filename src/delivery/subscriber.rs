@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -18,7 +19,16 @@ pub struct Slot {
     id: SlotId,
     client_id: ClientId,
     state: Mutex<SlotView>,
+    /// Its copies are another node's to deliver, as of what was routed.
+    elsewhere: AtomicBool,
+    /// It is connected to another node.
+    connected_elsewhere: AtomicBool,
+    /// Which node claimed it, and where in the log, as of what was routed; kept where there are
+    /// several nodes.
+    home: Mutex<Option<Box<Home>>>,
 }
+
+type Home = (Arc<str>, u64);
 
 /// What routing needs to know at one moment.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +62,42 @@ impl Slot {
         self.state.lock().outbox.is_some()
     }
 
+    pub fn is_elsewhere(&self) -> bool {
+        self.elsewhere.load(Ordering::Relaxed)
+    }
+
+    pub fn set_elsewhere(&self, elsewhere: bool) {
+        self.elsewhere.store(elsewhere, Ordering::Relaxed);
+    }
+
+    pub fn is_connected_elsewhere(&self) -> bool {
+        self.connected_elsewhere.load(Ordering::Relaxed)
+    }
+
+    pub fn set_connected_elsewhere(&self, connected: bool) {
+        self.connected_elsewhere.store(connected, Ordering::Relaxed);
+    }
+
+    pub fn home(&self) -> Option<Home> {
+        self.home.lock().as_deref().cloned()
+    }
+
+    pub fn set_home(&self, node: &Arc<str>, claimed: u64) {
+        *self.home.lock() = Some(Box::new((Arc::clone(node), claimed)));
+    }
+
     pub fn set(&self, view: SlotView) {
         *self.state.lock() = view;
+    }
+
+    /// Attaches the outbox of a connection of this session; `false`: it is another one's by now.
+    pub fn attach(&self, incarnation: u64, outbox: Arc<Outbox>) -> bool {
+        let mut state = self.state.lock();
+        let ours = state.incarnation == incarnation;
+        if ours {
+            state.outbox = Some(outbox);
+        }
+        ours
     }
 
     /// Takes `outbox` off the slot, if it is still the one that is attached (TKO-02).
@@ -89,9 +133,15 @@ impl Slots {
             return Arc::clone(slot);
         }
         let number = inner.free.pop().unwrap_or(inner.by_id.len() as u32);
-        let (id, client_id, state) = (SlotId(number), client_id.clone(), Mutex::default());
-        let slot = Arc::new(Slot { id, client_id: client_id.clone(), state });
-        inner.by_client.insert(client_id, Arc::clone(&slot));
+        let slot = Arc::new(Slot {
+            id: SlotId(number),
+            client_id: client_id.clone(),
+            state: Mutex::default(),
+            elsewhere: AtomicBool::new(false),
+            connected_elsewhere: AtomicBool::new(false),
+            home: Mutex::default(),
+        });
+        inner.by_client.insert(client_id.clone(), Arc::clone(&slot));
         if number as usize == inner.by_id.len() {
             inner.by_id.push(None);
         }
@@ -105,6 +155,12 @@ impl Slots {
 
     pub fn by_id(&self, id: SlotId) -> Option<Arc<Slot>> {
         self.inner.read().by_id.get(id.0 as usize)?.clone()
+    }
+
+    /// Visits every slot; nothing is locked meanwhile.
+    pub fn each(&self, visit: impl FnMut(&Arc<Slot>)) {
+        let slots: Vec<Arc<Slot>> = self.inner.read().by_id.iter().flatten().cloned().collect();
+        slots.iter().for_each(visit);
     }
 
     /// One past the largest number in use.

@@ -20,6 +20,10 @@ struct Doubt {
 pub(super) struct Decisions {
     /// Of an earlier run, about messages behind its commit: bounded by how far dispatch lagged.
     taken: BTreeSet<Origin>,
+    /// Several nodes decide: of every decision in the log, the first copy counts on each of them.
+    /// Bounded by how far the slowest of them lags.
+    pub(super) several: bool,
+    seen: BTreeSet<Origin>,
     /// Bounded by what one failed write of the log held: forgotten as its copies go by.
     doubts: HashMap<Origin, Doubt>,
 }
@@ -39,12 +43,21 @@ impl Decisions {
     /// Whether an earlier run decided it.
     pub(super) fn is_taken(&self, origin: &Origin) -> bool {
         !self.taken.is_empty() && self.taken.contains(origin)
+            || !self.seen.is_empty() && self.seen.contains(origin)
     }
 
     /// Messages below `position` will not come again.
     pub(super) fn passed(&mut self, position: Position) {
         while self.taken.first().is_some_and(|first| first.position < position) {
             self.taken.pop_first();
+        }
+    }
+
+    /// Every node has decided everything below `position`, and no copy of that is still to come.
+    pub(super) fn settled(&mut self, position: Option<u64>) {
+        let Some(position) = position else { return };
+        while self.seen.first().is_some_and(|first| first.position.offset < position) {
+            self.seen.pop_first();
         }
     }
 
@@ -55,6 +68,9 @@ impl Decisions {
 
     /// Whether the copy at `place` is the first of its decision.
     pub(super) fn is_first(&mut self, origin: &Origin, place: Position) -> bool {
+        if self.several {
+            return self.seen.insert(*origin);
+        }
         let Some(doubt) = self.doubts.get_mut(origin) else { return true };
         if place < doubt.last {
             // There may be several that were in doubt.

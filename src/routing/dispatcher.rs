@@ -8,24 +8,23 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::assign::{Assignment, assign};
+use super::Turn;
 use super::decisions::Decisions;
+use super::here::Here;
 use super::judge::Judge;
 use super::limits::Limits;
 use super::retained_table::RetainedTable;
 use super::runs::{Copy, Runs};
-use super::subscriptions::{Entry, Inner, Subscriptions};
-use super::{Pick, Standing, Subscriber, Turn};
-use crate::delivery::{Outgoing, Slot, SlotId, SlotView, Slots, Toll};
-use crate::mqtt::{ClientId, QoS};
+use super::subscriptions::Subscriptions;
+use crate::delivery::{Outgoing, Slot, Slots};
+use crate::mqtt::QoS;
 use crate::storage::{
-    Appended, Batch, DeviceQueues, DirectCopy, Kind, LogBatch, LogConsumer, LogItem, MessageRef,
-    Origin, Position, PublishLog, QueueAppend, QueueEntry, QueueKey, SourceId,
+    Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, Origin, Position, PublishLog,
 };
 use crate::telemetry::{self, Direction, DropReason, metrics};
 
 /// How long to wait before a failed batch is tried again.
-const RETRY: Duration = Duration::from_millis(500);
+pub(super) const RETRY: Duration = Duration::from_millis(500);
 
 /// How far the dispatcher of a partition has come: what a retained cursor waits for.
 #[derive(Debug, Default)]
@@ -63,14 +62,6 @@ impl Progress {
     }
 }
 
-/// Copies on their way into one queue, and then to whoever reads it.
-struct Queued {
-    append: QueueAppend,
-    slot: Option<Arc<Slot>>,
-    /// By way of a subscription; else copies of a retained cursor.
-    live: bool,
-}
-
 /// What a dispatcher works with.
 #[derive(Clone)]
 pub struct Parts {
@@ -82,6 +73,8 @@ pub struct Parts {
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
     pub limits: Arc<Limits>,
+    /// Among other nodes; `None`: there are none.
+    pub here: Option<Arc<Here>>,
     /// `mqtt.shared-subscriptions.skip-non-writable`.
     pub turn: Turn,
     /// What copies without a Subscription Identifier share.
@@ -105,6 +98,7 @@ pub async fn run(
 ) {
     let mut runs = Runs::default();
     let mut decisions = Decisions::recovered(decided);
+    decisions.several = parts.here.is_some();
     loop {
         let batch = match consumer.next().await {
             Ok(batch) => batch,
@@ -116,6 +110,17 @@ pub async fn run(
         };
         let started = Instant::now();
         let mut messages = 0;
+        if let Some(here) = &parts.here {
+            let due = here.take(&batch, &parts.slots);
+            decisions.settled(due.settled);
+            parts.enqueue_appends(due.appends).await;
+            if !due.offers.is_empty() {
+                let number = batch.incarnation;
+                let late = parts.collect_offers(due.offers, number, &mut runs, &decisions);
+                let all = 0..late.items.len();
+                parts.hand_over(&late, all, &runs, &mut decisions).await;
+            }
+        }
         for stretch in stretches(&batch) {
             let begun = Instant::now();
             messages += parts.collect(&batch, stretch.clone(), &mut runs, &decisions);
@@ -192,283 +197,9 @@ impl Parts {
             }
         }
     }
-
-    fn route(
-        &self,
-        inner: &Inner,
-        runs: &mut Runs,
-        batch: &Batch,
-        position: Position,
-        place: (usize, usize),
-        decisions: &Decisions,
-    ) {
-        let view = batch.view(place.1);
-        let before = runs.copies();
-        let mut nobody = false;
-        let mut plain = std::mem::take(&mut runs.plain);
-        let mut picked = std::mem::take(&mut runs.picked);
-        inner.index.matches(
-            view.topic,
-            &mut |one| {
-                if one.entry.since < position.offset {
-                    plain.push((one.key, one.entry));
-                }
-            },
-            &mut |group| {
-                let number = group.number();
-                if decisions.is_taken(&Origin { position, index: place.1 as u32, group: number }) {
-                    nobody = true;
-                    return;
-                }
-                let standing =
-                    |member: &Subscriber<SlotId, Entry>| self.standing(member, position, view.qos);
-                match group.pick(self.turn, standing) {
-                    Pick::Deliver(member) | Pick::Keep(member) => {
-                        picked.push((member.key, member.entry, number));
-                    }
-                    Pick::Nobody => {
-                        nobody = true;
-                        let (why, by) = (DropReason::NoSubscribers, batch.publisher());
-                        let client = by.client_id.as_str();
-                        telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
-                    }
-                }
-            },
-        );
-        for (slot, entry) in plain.drain(..) {
-            // MQTT-3.8.3-3, by client id, whatever connection it was published on (SUB-05).
-            if entry.options.no_local && self.is_client(slot, &batch.publisher().client_id) {
-                continue;
-            }
-            runs.add(slot, Copy::new(place, &view, &entry.options));
-        }
-        for (slot, entry, group) in picked.drain(..) {
-            runs.add(slot, Copy::new(place, &view, &entry.options).of_group(group));
-        }
-        (runs.plain, runs.picked) = (plain, picked);
-        let (position, copies) = (position.offset, runs.copies() - before);
-        let client = &batch.publisher().client_id;
-        tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
-        // A group's copy that nobody could take is counted already, or its copy follows.
-        if runs.copies() == before && !nobody {
-            let reason = DropReason::NoSubscribers;
-            telemetry::dropped_of(reason, Direction::Inbound, client.as_str(), view.topic, 1);
-        }
-    }
-
-    fn is_client(&self, slot: SlotId, client_id: &ClientId) -> bool {
-        self.slots.by_id(slot).is_some_and(|slot| slot.client_id() == client_id)
-    }
-
-    fn standing(
-        &self,
-        member: &Subscriber<SlotId, Entry>,
-        position: Position,
-        qos: QoS,
-    ) -> Standing {
-        let view = self.slots.by_id(member.key).map(|slot| slot.view()).unwrap_or_default();
-        let qos = qos.min(member.entry.options.qos);
-        let keeps = view.persistent && qos.is_acknowledged();
-        match view.outbox {
-            _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
-            Some(outbox) if outbox.is_writable() => Standing::Usable,
-            Some(_) => Standing::Congested { keeps },
-            None => Standing::Away { keeps },
-        }
-    }
-
-    /// Queues first, then outboxes: the queue is the authoritative copy at all times (DEV-1).
-    pub(super) async fn hand_over(
-        &self,
-        batch: &LogBatch,
-        stretch: Range<usize>,
-        runs: &Runs,
-        decisions: &mut Decisions,
-    ) {
-        let started = Instant::now();
-        let mut admitted = self.admit_queued(batch, &stretch, runs).await;
-        let mut purse = self.purse(runs).await;
-        let mut queued = self.direct_copies(batch, stretch, decisions);
-        let mut assignments = Vec::new();
-        for run in runs.iter() {
-            let Some(slot) = self.slots.by_id(run.slot) else { continue };
-            let SlotView { incarnation, persistent, outbox } = slot.view();
-            if persistent {
-                let queue = QueueKey::Client(slot.client_id().clone());
-                let copies = admitted.of(batch, &slot, &run.copies);
-                assignments.extend(self.assignments(batch, &queue, incarnation, &copies));
-                let entries = self.entries(batch, &copies);
-                if !entries.is_empty() {
-                    let append = QueueAppend { queue, incarnation, entries };
-                    queued.push(Queued { append, slot: Some(Arc::clone(&slot)), live: true });
-                }
-            }
-            let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
-            match outbox {
-                Some(outbox) => {
-                    let outgoing_rate = self.outgoing_rate(&slot);
-                    let mut toll = Toll { outgoing: outgoing_rate, purse: &mut purse };
-                    outbox.offer(live.map(|copy| outgoing(batch, copy)), &mut toll);
-                }
-                // A QoS 0 copy for a session that is away: nobody was promised it.
-                None if persistent => {}
-                None => {
-                    live.for_each(|copy| lost(DropReason::SessionEnded, &slot, batch, copy));
-                }
-            }
-        }
-        self.give_change(purse);
-        metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
-        if !queued.is_empty() {
-            self.enqueue(queued).await;
-        }
-        if !assignments.is_empty() {
-            assign(&*self.log, &assignments, decisions).await;
-        }
-    }
-
-    async fn enqueue(&self, queued: Vec<Queued>) {
-        let started = Instant::now();
-        let appended = loop {
-            let appends = queued.iter().map(|one| one.append.clone()).collect();
-            match self.queues.append(appends).await {
-                Ok(appended) => break appended,
-                Err(error) => {
-                    tracing::warn!(%error, "device queues refuse; trying again");
-                    tokio::time::sleep(RETRY).await;
-                }
-            }
-        };
-        metrics::DEVICE_PACK_TIME.observe(started.elapsed());
-        for (Queued { append, slot, live }, appended) in queued.iter().zip(appended) {
-            let Appended::Taken { first_seq, skipped } = appended else {
-                // The session ended between the match and here.
-                let lost = append.entries.len() as u64;
-                metrics::DEVICE_TOTAL.add(lost);
-                metrics::DEVICE_FAILED.add(lost);
-                let client = match &append.queue {
-                    QueueKey::Client(id) => id.as_str(),
-                    QueueKey::Group(name) => name,
-                };
-                for entry in &append.entries {
-                    let (why, topic) = (DropReason::SessionEnded, entry.message.view().topic);
-                    telemetry::dropped_of(why, Direction::Outbound, client, topic, 1);
-                }
-                continue;
-            };
-            let taken = (append.entries.len() - skipped) as u64;
-            tracing::trace!(stop = 9, queue = %append.queue, first_seq, copies = taken, "queued");
-            metrics::DEVICE_TOTAL.add(taken);
-            metrics::DEVICE_SUCCESSFUL.add(taken);
-            // Looked up behind the append: a connection that attaches meanwhile either is told
-            // here, or reads its queue later than this.
-            if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {
-                let fresh = &append.entries[skipped..];
-                outbox.offer_queued(append.incarnation, first_seq, fresh, *live);
-            }
-        }
-    }
-
-    fn entries(&self, batch: &LogBatch, copies: &[Copy]) -> Vec<QueueEntry> {
-        let queued = copies.iter().filter(|copy| copy.is_queued() && copy.group.is_none());
-        let mut entries = Vec::with_capacity(copies.len());
-        entries.extend(queued.map(|copy| {
-            let (position, publishes) = item(batch, copy);
-            let index = copy.index as usize;
-            QueueEntry {
-                source: SourceId { incarnation: batch.incarnation, position, index: copy.index },
-                message: MessageRef::new(Arc::clone(publishes), index),
-                delivery: copy.delivery,
-                subscription_ids: copy.shared_ids(&self.no_ids),
-                expires_at_ms: publishes.expires_at_ms(index),
-            }
-        }));
-        entries
-    }
-
-    /// What groups picked this queue for, by item of the batch.
-    fn assignments(
-        &self,
-        batch: &LogBatch,
-        queue: &QueueKey,
-        incarnation: u64,
-        copies: &[Copy],
-    ) -> Vec<Assignment> {
-        let of_group = |copy: &&Copy| copy.is_queued() && copy.group.is_some();
-        let copies: Vec<&Copy> = copies.iter().filter(of_group).collect();
-        let by_item = copies.chunk_by(|a, b| a.item == b.item);
-        by_item
-            .map(|copies| {
-                let (position, publishes) = item(batch, copies[0]);
-                let indices: Vec<usize> = copies.iter().map(|copy| copy.index as usize).collect();
-                let direct = copies.iter().map(|copy| DirectCopy {
-                    delivery: copy.delivery,
-                    subscription_ids: copy.shared_ids(&self.no_ids),
-                    origin: copy.group.map(|group| Origin { position, index: copy.index, group }),
-                });
-                Assignment::new((queue.clone(), incarnation), publishes, &indices, direct.collect())
-            })
-            .collect()
-    }
-
-    /// Retained copies for persistent sessions, and a group's for the member that was picked, come
-    /// by way of the log. A retained one is skipped when a newer value was stored before it: the
-    /// subscriber got that one live (OUT-2).
-    fn direct_copies(
-        &self,
-        batch: &LogBatch,
-        stretch: Range<usize>,
-        decisions: &mut Decisions,
-    ) -> Vec<Queued> {
-        let mut queued = Vec::new();
-        for (position, log_item) in &batch.items[stretch] {
-            let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
-                continue;
-            };
-            let mut entries = Vec::with_capacity(copies.len());
-            let mut live = false;
-            for (index, copy) in deliveries.iter().enumerate() {
-                let message = MessageRef::new(Arc::clone(copies), index);
-                let due = match &copy.origin {
-                    Some(origin) => decisions.is_first(origin, *position),
-                    None => self.is_newest(&message),
-                };
-                if !due {
-                    continue;
-                }
-                live |= copy.origin.is_some();
-                entries.push(QueueEntry {
-                    source: SourceId {
-                        incarnation: batch.incarnation,
-                        position: *position,
-                        index: index as u32,
-                    },
-                    expires_at_ms: message.expires_at_ms(),
-                    message,
-                    delivery: copy.delivery,
-                    subscription_ids: Arc::clone(&copy.subscription_ids),
-                });
-            }
-            let slot = match to {
-                QueueKey::Client(id) => self.slots.by_client(id.as_str()),
-                QueueKey::Group(_) => None,
-            };
-            let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
-            queued.push(Queued { append, slot, live });
-        }
-        queued
-    }
-
-    fn is_newest(&self, copy: &MessageRef) -> bool {
-        let view = copy.view();
-        self.retained.get(view.topic).is_some_and(|newest| {
-            let same_time = newest.batch().received_at_ms() == copy.batch().received_at_ms();
-            same_time && newest.view().payload == view.payload
-        })
-    }
 }
 
-fn item<'a>(batch: &'a LogBatch, copy: &Copy) -> (Position, &'a Arc<Batch>) {
+pub(super) fn item<'a>(batch: &'a LogBatch, copy: &Copy) -> (Position, &'a Arc<Batch>) {
     let (position, item) = &batch.items[copy.item as usize];
     match item {
         LogItem::Publishes(publishes) | LogItem::Direct { batch: publishes, .. } => {
@@ -484,7 +215,7 @@ pub(super) fn lost(reason: DropReason, of: &Slot, batch: &LogBatch, copy: &Copy)
     telemetry::dropped_of(reason, Direction::Outbound, of.client_id().as_str(), topic, 1);
 }
 
-fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {
+pub(super) fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> {
     let (_, publishes) = item(batch, copy);
     Outgoing {
         batch: publishes,

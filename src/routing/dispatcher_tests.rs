@@ -65,6 +65,7 @@ fn parts(stores: &Stores, retained: RetainedTable) -> Parts {
         log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::default()),
+        here: None,
         limits: Arc::default(),
         turn: Turn::NextConnected,
         no_ids: Arc::from([]),
@@ -182,7 +183,12 @@ async fn steady_qos0_delivery_allocates_nothing() {
     }
     let position = Position { partition: 0, offset: 10 };
     let items = vec![(position, LogItem::Publishes(batch("payload")))];
-    let log = LogBatch { incarnation: 1, items, end: Position { partition: 0, offset: 11 } };
+    let log = LogBatch {
+        incarnation: 1,
+        changes: Vec::new(),
+        items,
+        end: Position { partition: 0, offset: 11 },
+    };
     let (mut runs, mut decisions) = (Runs::default(), Decisions::default());
     let allocated = thread::allocatedp::read().expect("jemalloc counts for every thread");
     let mut before = 0;

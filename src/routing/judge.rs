@@ -111,6 +111,13 @@ impl Judge {
         inner.open.iter().map(|(id, open)| (id.clone(), open.incarnation, ids(open))).collect()
     }
 
+    /// Those of one client's session.
+    pub fn open_ids_of(&self, client_id: &ClientId, incarnation: u64) -> Vec<PacketId> {
+        let inner = self.inner.lock();
+        let open = inner.open.get(client_id).filter(|open| open.incarnation == incarnation);
+        open.map(|open| open.ids.iter().copied().collect()).unwrap_or_default()
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let inner = self.inner.lock();
         let ids = |open: &Open| open.ids.iter().map(|id| id.get()).collect();

@@ -4,9 +4,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{ClientId, SubscriptionOptions, TopicFilter};
-use crate::storage::StorageError;
+use crate::storage::{Row, StorageError, Table};
 
 const VERSION: u8 = 1;
+/// What stands for the version in a row that deletes.
+const GONE: u8 = 0xFF;
 
 /// One subscription. Key: client id and filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +47,19 @@ impl SubscriptionRow {
         let client = std::str::from_utf8(client).map_err(|_| bad())?;
         let filter = std::str::from_utf8(filter).map_err(|_| bad())?;
         Ok((ClientId::new(client), TopicFilter::new(filter).map_err(|_| bad())?))
+    }
+
+    /// The row that deletes the subscription, if it is still that session's.
+    pub fn gone(client_id: &ClientId, filter: &TopicFilter, incarnation: u64) -> Row {
+        let value = [&[GONE], &incarnation.to_le_bytes()[..]].concat();
+        let key = Self::key(client_id, filter);
+        Row { table: Table::Subscriptions, key, value: Some(Bytes::from(value)) }
+    }
+
+    /// Whose subscription it deletes; `None`: it does not.
+    pub fn gone_of(value: &[u8]) -> Option<u64> {
+        let (&GONE, number) = value.split_first()? else { return None };
+        Some(u64::from_le_bytes(number.try_into().ok()?))
     }
 
     pub fn encode(&self) -> Bytes {

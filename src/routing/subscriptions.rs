@@ -16,7 +16,7 @@ use super::SubscriptionIndex;
 use super::rows::SubscriptionRow;
 use crate::delivery::{SlotId, Slots};
 use crate::mqtt::{ClientId, SubscriptionOptions, TopicFilter};
-use crate::storage::{Follower, Position, Row, StorageError, Table};
+use crate::storage::{Follower, InForce, Position, Resolver, Row, StorageError, Table};
 use crate::telemetry::metrics;
 
 /// What the index keeps of one subscription.
@@ -130,6 +130,30 @@ impl Subscriptions {
         };
         let ours = row.table == Table::Subscriptions;
         ours && SubscriptionRow::parse_key(&row.key).ok().and_then(known).is_some()
+    }
+
+    /// How rows come into force where several nodes write them: those of a session that is over
+    /// count for nothing, however late they are, and never hide one that is in force.
+    pub fn resolver(this: &Arc<Self>) -> Resolver {
+        let this = Arc::clone(this);
+        let how = move |_: Position, _: Option<&[u8]>, row: Row| {
+            this.resolve(row).map(|row| InForce { row, claimed: None })
+        };
+        Resolver { how: Arc::new(how), remembers: false }
+    }
+
+    fn resolve(&self, row: Row) -> Option<Row> {
+        let Some(value) = &row.value else { return Some(row) };
+        let (client_id, filter) = SubscriptionRow::parse_key(&row.key).ok()?;
+        let slot = self.slots.by_client(client_id.as_str());
+        let current = slot.as_ref().map(|slot| slot.view().incarnation);
+        let Some(of) = SubscriptionRow::gone_of(value) else {
+            let put = SubscriptionRow::decode(value).ok()?;
+            return (current == Some(put.incarnation)).then_some(row);
+        };
+        let another = slot.filter(|_| current != Some(of));
+        let in_force = another.is_some_and(|slot| self.get(slot.id(), &filter).is_some());
+        (!in_force).then_some(Row { value: None, ..row })
     }
 
     fn put(

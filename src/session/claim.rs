@@ -4,19 +4,24 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::cluster;
 use super::conn::{About, Conn, End};
 use super::context::Context;
+use super::directory::{Directory, Found};
 use super::inbound::Exchanges;
 use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
-use super::rows::WillRow;
+use super::rows::{SessionRow, WillRow};
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
 use crate::telemetry::{Throttle, clock, metrics, task};
+
+/// No connection's epoch: nobody may append while a claim is on its way.
+const NOBODY: u64 = u64::MAX;
 
 static NO_PLAN: Throttle = Throttle::per_minute();
 
@@ -42,6 +47,18 @@ pub(super) struct Claimed {
     pub(super) expiry_s: u32,
 }
 
+/// A claim that is in force.
+struct Won {
+    /// The session that was there.
+    old: Option<Session>,
+    resumes: bool,
+    incarnation: u64,
+    epoch: u64,
+    open_ids: Arc<Exchanges>,
+    /// A row of it is in the table for good.
+    stored: bool,
+}
+
 /// Makes the connection the owner of its client id. The claim is durable before the old owner is
 /// cut and before anything is answered; `greet` puts CONNACK into the outbox, which is attached to
 /// routing only behind it.
@@ -54,19 +71,19 @@ pub(super) async fn claim(
     let locked = tokio::time::timeout_at(deadline, context.registry.lock(&ask.client_id)).await;
     let mut locked = locked.map_err(|_| ReasonCode::ServerUnavailable)?;
     let now_ms = clock::wall_ms();
-    let place = place(context, locked.session().as_ref())?;
-    let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
-    let epoch = context.next_epoch();
-    let kept = locked.session().as_ref().filter(|_| resumes);
-    let incarnation = kept.map_or(epoch, |session| session.incarnation);
-    let open_ids = kept.map(|session| Arc::clone(&session.open_ids)).unwrap_or_default();
+    let place = place(context, &ask.client_id, locked.session().as_ref())?;
+    let won = match &context.directory {
+        Some(directory) => win(context, directory, &mut locked, &ask, deadline).await?,
+        None => win_alone(context, &mut locked, &ask, now_ms, deadline).await?,
+    };
+    let Won { old, resumes, incarnation, epoch, open_ids, stored } = won;
+    open_ids.own(epoch);
     // A resumed session is owed what waits for it, also on a connection with which it ends.
     let persistent = ask.expiry_s > 0 || resumes;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
-    let conn = Conn::new(&ask, epoch, Arc::clone(&outbox));
-    let conn = Arc::new(conn);
-    let session = Session {
+    let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox)));
+    *locked.session() = Some(Session {
         incarnation,
         epoch,
         version: ask.settings.version,
@@ -77,31 +94,26 @@ pub(super) async fn claim(
         grant: ask.about.grant.clone(),
         open_ids: Arc::clone(&open_ids),
         timer_ms: None,
-        stored: persistent || ask.will.is_some(),
+        stored,
         place,
-    };
-    let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
-    if let Some((earlier, _)) = &earlier {
-        earlier.own(epoch);
-    }
-    open_ids.own(epoch);
-    let stored = store(context, &mut locked, &ask, &session, resumes, deadline).await;
-    if let (Err(_), Some((earlier, epoch))) = (&stored, &earlier) {
-        earlier.own(*epoch);
-    }
-    stored?;
-    let old = locked.session().replace(session);
+    });
     displace(context, &ask.client_id, old, resumes, now_ms);
     if ask.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
-    let view = SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) };
-    show(context, &ask.client_id, view);
+    if context.directory.is_some() {
+        // What else there is to see was told in the log's order.
+        let slot = context.slots.by_client(ask.client_id.as_str());
+        slot.map(|slot| slot.attach(incarnation, Arc::clone(&outbox)));
+    } else {
+        let view = SlotView { incarnation, persistent, outbox: Some(Arc::clone(&outbox)) };
+        show(context, &ask.client_id, view);
+    }
     if persistent {
         let queue = QueueKey::Client(ask.client_id.clone());
-        match context.queues.open(&queue, incarnation).await {
+        match context.queues.open_as(&queue, incarnation, epoch).await {
             Ok(state) => outbox.attach_queue(queue, &state),
             Err(error) => {
                 tracing::warn!(client = %ask.client_id, %error, "the queue can't be opened");
@@ -109,9 +121,87 @@ pub(super) async fn claim(
             }
         }
     }
+    if context.directory.as_ref().is_some_and(|all| all.epoch(&ask.client_id) != Some(epoch)) {
+        // Another node was quicker than this one could look for its connection.
+        conn.end(End::TakenOver);
+    }
     drop(locked);
     let publisher = Arc::new(Publisher { client_id: ask.client_id, incarnation, epoch });
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
+}
+
+/// Where there is one node: what this one knows of the session is all there is.
+async fn win_alone(
+    context: &Arc<Context>,
+    locked: &mut Locked<'_>,
+    ask: &Ask,
+    now_ms: u64,
+    deadline: Instant,
+) -> Result<Won, ReasonCode> {
+    let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
+    let epoch = context.next_epoch();
+    let kept = locked.session().as_ref().filter(|_| resumes);
+    let incarnation = kept.map_or(epoch, |session| session.incarnation);
+    let open_ids = kept.map(|session| Arc::clone(&session.open_ids)).unwrap_or_default();
+    let stored = ask.expiry_s > 0 || resumes || ask.will.is_some();
+    let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
+    if let Some((earlier, _)) = &earlier {
+        earlier.own(epoch);
+    }
+    open_ids.own(epoch);
+    let row = ask.row(context, incarnation, epoch);
+    let put = store(context, locked, ask, (row, stored), resumes, deadline).await;
+    if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
+        earlier.own(*epoch);
+    }
+    put?;
+    let old = locked.session().take();
+    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored })
+}
+
+/// Among several nodes: what the claim finds where it stands in the log is what counts. Everything
+/// in front of it was routed here, and is in the session's queue, when this returns.
+async fn win(
+    context: &Arc<Context>,
+    directory: &Directory,
+    locked: &mut Locked<'_>,
+    ask: &Ask,
+    deadline: Instant,
+) -> Result<Won, ReasonCode> {
+    let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
+    if let Some((earlier, _)) = &earlier {
+        earlier.own(NOBODY);
+    }
+    let row = ask.row(context, 0, 0).claiming(ask.clean_start).row(&ask.client_id);
+    let (sink, mut settled) = once();
+    context.tables.put(vec![row], Durability::Durable, sink, 0);
+    let position = match tokio::time::timeout_at(deadline, settled.outcome()).await {
+        Ok(AppendOutcome::Stored(position)) => position,
+        unsure => {
+            if let Some((earlier, epoch)) = &earlier {
+                earlier.own(*epoch);
+            }
+            if !matches!(unsure, Ok(AppendOutcome::NotStored)) {
+                cluster::see_to_late_claim(context, &ask.client_id, settled);
+            }
+            return Err(ReasonCode::ServerUnavailable);
+        }
+    };
+    let Some(Found { before, now }) = directory.found(&ask.client_id, position) else {
+        return Err(ReasonCode::ServerUnavailable);
+    };
+    let resumes = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
+    // Nothing in front of its beginning is for a new session.
+    let routed = context.progress.reached(if resumes { position.offset + 1 } else { 0 });
+    if tokio::time::timeout_at(deadline, routed).await.is_err() {
+        cluster::surrender(context, &ask.client_id, locked, before, now);
+        return Err(ReasonCode::ServerUnavailable);
+    }
+    let old = cluster::take_old(context, &ask.client_id, locked, before);
+    let kept = old.as_ref().filter(|_| resumes);
+    let open_ids = kept.map(|old| Arc::clone(&old.open_ids)).unwrap_or_default();
+    let SessionRow { incarnation, epoch, .. } = now;
+    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true })
 }
 
 /// Shows routing how the session stands.
@@ -124,9 +214,17 @@ fn show(context: &Context, client_id: &ClientId, view: SlotView) {
 }
 
 /// The session's place, or one for one more session, if there may be one.
-fn place(context: &Context, known: Option<&Session>) -> Result<Arc<Place>, ReasonCode> {
+fn place(
+    context: &Context,
+    client_id: &ClientId,
+    known: Option<&Session>,
+) -> Result<Arc<Place>, ReasonCode> {
     if let Some(known) = known {
         return Ok(Arc::clone(&known.place));
+    }
+    if context.directory.as_ref().is_some_and(|all| all.epoch(client_id).is_some()) {
+        // It had one on the node that it comes from.
+        return Ok(Arc::new(context.places.take_anyway()));
     }
     let until_ms = context.config.new_sessions_until_ms;
     let over = until_ms.is_some_and(|until_ms| clock::wall_ms() >= until_ms);
@@ -141,6 +239,11 @@ fn place(context: &Context, known: Option<&Session>) -> Result<Arc<Place>, Reaso
 }
 
 impl Ask {
+    fn row(&self, context: &Context, incarnation: u64, epoch: u64) -> SessionRow {
+        let (node, version) = (&context.node.0, self.settings.version);
+        SessionRow::new(incarnation, epoch, node, version, self.expiry_s, None, self.will.clone())
+    }
+
     /// Whether there is a session to go on with: one that outlived its connection, or would have.
     fn expiry_resumes(&self, session: Option<&Session>, now_ms: u64) -> bool {
         session.is_some_and(|session| {
@@ -154,7 +257,7 @@ async fn store(
     context: &Arc<Context>,
     locked: &mut Locked<'_>,
     ask: &Ask,
-    session: &Session,
+    (row, stored): (SessionRow, bool),
     resumes: bool,
     deadline: Instant,
 ) -> Result<(), ReasonCode> {
@@ -164,10 +267,9 @@ async fn store(
     if let Some(old) = old.filter(|_| !resumes) {
         rows = lifecycle::tombstones(context, &ask.client_id, old);
     }
-    let durability =
-        if session.stored || was_stored { Durability::Durable } else { Durability::Relaxed };
-    rows.push(if session.stored || !was_stored {
-        lifecycle::row_of(context, session).row(&ask.client_id)
+    let durability = if stored || was_stored { Durability::Durable } else { Durability::Relaxed };
+    rows.push(if stored || !was_stored {
+        row.row(&ask.client_id)
     } else {
         super::rows::tombstone(&ask.client_id)
     });
@@ -188,8 +290,23 @@ async fn store(
     }
 }
 
+/// Cuts the session's connection, if it has one here.
+pub(super) fn cut(context: &Context, client_id: &ClientId, session: &mut Session) -> bool {
+    let Some(live) = session.live.take() else { return false };
+    let is_v5 = session.version.is_v5();
+    let disconnect = Packet::Disconnect(Disconnect::new(ReasonCode::SessionTakenOver));
+    live.end(End::TakenOver);
+    if let Some(slot) = context.slots.by_client(client_id.as_str()) {
+        slot.detach(&live.outbox);
+    }
+    live.outbox.close(is_v5.then_some(&disconnect));
+    context.registry.remove_live(&live);
+    metrics::TAKEOVERS.inc();
+    true
+}
+
 /// Cuts the connection before this one, and deals with the Will and the session it leaves.
-fn displace(
+pub(super) fn displace(
     context: &Arc<Context>,
     client_id: &ClientId,
     old: Option<Session>,
@@ -198,18 +315,9 @@ fn displace(
 ) {
     let Some(mut old) = old else { return };
     context.timers.set(&mut old.timer_ms, None, client_id);
-    let was_live = old.live.take().is_some_and(|live| {
-        let is_v5 = old.version.is_v5();
-        let disconnect = Packet::Disconnect(Disconnect::new(ReasonCode::SessionTakenOver));
-        live.end(End::TakenOver);
-        if let Some(slot) = context.slots.by_client(client_id.as_str()) {
-            slot.detach(&live.outbox);
-        }
-        live.outbox.close(is_v5.then_some(&disconnect));
-        context.registry.remove_live(&live);
-        metrics::TAKEOVERS.inc();
-        true
-    });
+    // Its row says that it is connected: to another node, which cuts it.
+    let elsewhere = old.live.is_none() && old.offline_since_ms.is_none();
+    let was_live = cut(context, client_id, &mut old) || elsewhere;
     // The Will goes out when its connection was cut here and it has no delay, when its delay is
     // over, or when its session ends; a client that comes back in time cancels it (MQTT-3.1.3-9),
     // and so does one that comes back after this node was away (then its off-line time lies

@@ -8,13 +8,14 @@ use tokio::sync::Notify;
 
 use super::Config;
 use super::budget::Budget;
+use super::directory::Directory;
 use super::places::Places;
 use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
 use crate::routing::{Judge, Limits, Progress, RetainedTable, Subscriptions};
 use crate::security::Security;
-use crate::storage::{ChangeLog, DeviceQueues, NodeId, PublishLog};
+use crate::storage::{ChangeLog, DeviceQueues, NodeId, Peers, PublishLog};
 
 /// The handles a session needs; made once, by the broker.
 pub struct Handles {
@@ -32,6 +33,8 @@ pub struct Handles {
     pub security: Arc<Security>,
     pub limits: Arc<Limits>,
     pub retained_expiry_period: std::time::Duration,
+    /// The other nodes, where there are several.
+    pub peers: Option<Arc<Peers>>,
 }
 
 impl std::fmt::Debug for Handles {
@@ -47,6 +50,8 @@ pub(super) struct Context {
     pub(super) places: Places,
     pub(super) budget: Arc<Budget>,
     pub(super) timers: Timers,
+    /// The sessions of all nodes, where there are several.
+    pub(super) directory: Option<Directory>,
     last_epoch: AtomicU64,
     /// Dispatch lags too far behind: publishers are held (IN-8).
     lagging: AtomicBool,
@@ -75,7 +80,9 @@ impl std::ops::Deref for Context {
 impl Context {
     pub(super) fn new(handles: Handles) -> Arc<Self> {
         let budget = Arc::new(Budget::new(handles.config.inbound_budget_bytes));
+        let directory = handles.peers.clone().map(Directory::new);
         Arc::new(Self {
+            directory,
             registry: Registry::default(),
             places: Places::default(),
             budget,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::cluster;
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
@@ -31,6 +32,14 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
     let mut locked = context.registry.lock(&conn.client_id).await;
     if !locked.is_live(conn) {
         return;
+    }
+    if context
+        .directory
+        .as_ref()
+        .is_some_and(|directory| directory.epoch(&conn.client_id) != Some(conn.epoch))
+    {
+        // Another node has it by now.
+        return cluster::let_go(context, &conn.client_id, &mut locked);
     }
     let Some(session) = locked.session() else { return };
     session.live = None;
@@ -188,15 +197,23 @@ fn may_publish(context: &Context, will: &Batch) -> bool {
 }
 
 fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
-    let (sink, settled) = once();
-    let mut open = vec![settled];
+    let mut open = Vec::new();
     context.retained.together(|| {
-        context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
-        if let Some(row) = retained {
+        let mut put = || {
+            let Some(row) = retained else { return };
             let (sink, settled) = once();
             context.tables.put(vec![row.clone()], Durability::Durable, sink, 0);
             open.push(settled);
+        };
+        let (sink, settled) = once();
+        if context.directory.is_some() {
+            put();
+            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
+        } else {
+            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
+            put();
         }
+        open.push(settled);
     });
     open
 }
@@ -212,6 +229,13 @@ async fn all_stored(open: &mut [Settled]) -> bool {
 /// Deletes all that belongs to a session that has ended: subscriptions, queue, open exchanges,
 /// row.
 pub(super) fn end(context: &Context, client_id: &ClientId, session: &Session) {
+    if context.directory.is_some() {
+        // The rest happens where this stands in the log, if nobody has claimed it before.
+        let sink = Arc::new(Unwatched("the end of a session"));
+        let rows = vec![rows::ended(client_id, session.epoch)];
+        context.tables.put(rows, Durability::Durable, sink, 0);
+        return close_exchanges(context, client_id, session);
+    }
     let mut rows = tombstones(context, client_id, session);
     if session.stored {
         rows.push(rows::tombstone(client_id));
@@ -247,6 +271,10 @@ pub(super) fn forget(context: &Context, client_id: &ClientId, session: &Session)
         context.subscriptions.remove_all(slot.id());
     }
     context.queues.remove(&QueueKey::Client(client_id.clone()), session.incarnation);
+    close_exchanges(context, client_id, session);
+}
+
+fn close_exchanges(context: &Context, client_id: &ClientId, session: &Session) {
     // Open exchanges end with the session (MQTT-3.1.2-4): as records, so that the dispatcher
     // forgets them in its order, behind what they belong to.
     let open = session.open_ids.lock().ids();
@@ -269,33 +297,28 @@ pub(super) fn load(
     value: &[u8],
     grace_ms: u64,
 ) -> Result<Option<Row>, StorageError> {
-    let row = SessionRow::decode(value)?;
+    let mut row = SessionRow::decode(value)?;
+    if let Some(directory) = &context.directory {
+        directory.load(context, client_id, &row);
+        if !directory.owns(client_id, &row) {
+            return Ok(None);
+        }
+    }
     context.saw_epoch(row.epoch.max(row.incarnation));
     let slot = context.slots.ensure(client_id);
     let persistent = row.expiry_s > 0;
     slot.set(SlotView { incarnation: row.incarnation, persistent, outbox: None });
     let offline = row.offline_since_ms.unwrap_or_else(|| clock::wall_ms() + grace_ms);
-    let mut session = Session {
-        incarnation: row.incarnation,
-        epoch: row.epoch,
-        version: row.version(),
-        expiry_s: row.expiry_s,
-        live: None,
-        offline_since_ms: Some(offline),
-        will: row.will,
-        grant: None,
-        open_ids: Arc::default(),
-        timer_ms: None,
-        stored: true,
-        place: Arc::new(context.places.take_anyway()),
-    };
+    let was_cut = row.offline_since_ms.is_none();
+    row.offline_since_ms = Some(offline);
+    let mut session = Session::away(context, row);
     if session.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
     let due_ms = session.due_ms();
     context.timers.set(&mut session.timer_ms, due_ms, client_id);
     // From now on its time runs, however often this node is started again.
-    let cut = row.offline_since_ms.is_none().then(|| row_of(context, &session).row(client_id));
+    let cut = was_cut.then(|| row_of(context, &session).row(client_id));
     context.registry.load(client_id.clone(), session);
     Ok(cut)
 }

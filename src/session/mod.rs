@@ -9,10 +9,12 @@ mod admission;
 mod arrival;
 mod budget;
 mod claim;
+mod cluster;
 mod config;
 mod conn;
 mod connection;
 mod context;
+mod directory;
 mod edges;
 mod handshake;
 mod inbound;
@@ -38,11 +40,13 @@ pub use arrival::{Arrival, Peer, TlsPeer};
 pub use config::{Config, TotalRate};
 use context::Context;
 pub use context::Handles;
+use directory::Directory;
 #[doc(hidden)]
 pub use inbound::{Gate, Ruling};
 pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};
+use crate::routing::Subscriptions;
 use crate::storage::{Row, StorageError, Table};
 
 /// All sessions of this node. Cheap to clone.
@@ -67,12 +71,21 @@ impl Sessions {
             Err(error) if fault.is_ok() => fault = Err(error),
             Err(_) => {}
         };
+        if context.directory.is_some() {
+            context.tables.resolve_by(Table::Sessions, Directory::resolver());
+            let subscriptions = Subscriptions::resolver(&context.subscriptions);
+            context.tables.resolve_by(Table::Subscriptions, subscriptions);
+        }
         context.tables.load(Table::Sessions, &mut |_, key, value| {
             let client_id = String::from_utf8_lossy(key);
             let client_id = ClientId::new(&client_id);
             let grace_ms = will_grace.as_millis() as u64;
             note(lifecycle::load(context, &client_id, value, grace_ms));
         })?;
+        if context.directory.is_some() {
+            let follow = Arc::new(directory::Follow(Arc::downgrade(context)));
+            context.tables.follow(Table::Sessions, follow);
+        }
         context.tables.load(Table::Subscriptions, &mut |position, key, value| {
             let in_force = context.subscriptions.load(position, key, value);
             // Left behind by a session that ended while the row was on its way.
@@ -86,7 +99,13 @@ impl Sessions {
         })?;
         fault?;
         // A row that was stale at the commit may have been put again since.
-        mended.retain(|row| !context.subscriptions.holds(row));
+        let alone = context
+            .directory
+            .as_ref()
+            .is_none_or(|directory| directory.peers.members().alive().count() == 1);
+        // Among others, such a row may be put again before its end comes.
+        let ended = |row: &Row| row.table != Table::Subscriptions || alone;
+        mended.retain(|row| ended(row) && !context.subscriptions.holds(row));
         lifecycle::mend(context, mended);
         context.tables.follow(Table::Retained, Arc::clone(&context.retained) as _);
         Ok(())
@@ -97,7 +116,10 @@ impl Sessions {
         for (client_id, incarnation, ids) in self.context.judge.open_ids() {
             let mut locked = self.context.registry.lock(&client_id).await;
             let Some(session) = locked.session() else {
-                self.context.judge.forget(&client_id, incarnation);
+                // Among other nodes all judge alike; who resumes here asks then.
+                if self.context.directory.is_none() {
+                    self.context.judge.forget(&client_id, incarnation);
+                }
                 continue;
             };
             if session.incarnation == incarnation {

@@ -149,7 +149,10 @@ impl Sessions {
                 None => {
                     // Behind all that its end has put, and before any next claim.
                     let (sink, mut settled) = once();
-                    let rows = vec![rows::tombstone(client_id)];
+                    let rows = vec![match self.context.directory {
+                        Some(_) => rows::ended(client_id, epoch),
+                        None => rows::tombstone(client_id),
+                    }];
                     self.context.tables.put(rows, Durability::Durable, sink, 0);
                     settled.outcome().await;
                     return;

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as Gate, OwnedMutexGuard};
 
 use super::conn::Conn;
+use super::context::Context;
 use super::inbound::Exchanges;
 use super::places::Place;
-use super::rows::WillRow;
+use super::rows::{SessionRow, WillRow};
 use crate::mqtt::{ClientId, ProtocolVersion};
 use crate::security::Grant;
 
@@ -41,6 +42,24 @@ pub(super) struct Session {
 }
 
 impl Session {
+    /// A session whose client is away, as its row has it.
+    pub(super) fn away(context: &Context, row: SessionRow) -> Self {
+        Self {
+            incarnation: row.incarnation,
+            epoch: row.epoch,
+            version: row.version(),
+            expiry_s: row.expiry_s,
+            live: None,
+            offline_since_ms: row.offline_since_ms,
+            will: row.will,
+            grant: None,
+            open_ids: Arc::default(),
+            timer_ms: None,
+            stored: true,
+            place: Arc::new(context.places.take_anyway()),
+        }
+    }
+
     /// When it ends if nobody comes back; `None`: connected, or never.
     pub(super) fn expires_at_ms(&self) -> Option<u64> {
         let since_ms = self.offline_since_ms?;
@@ -158,6 +177,11 @@ impl Registry {
         if self.live[conn.epoch as usize % SHARDS].lock().remove(&conn.epoch).is_some() {
             self.connected.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// The live connection of this epoch.
+    pub(super) fn live_of(&self, epoch: u64) -> Option<Arc<Conn>> {
+        self.live[epoch as usize % SHARDS].lock().get(&epoch).cloned()
     }
 
     /// Visits every live connection, shard by shard, each from the oldest on.

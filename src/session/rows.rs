@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::mqtt::{ClientId, ProtocolVersion, QoS};
 use crate::routing::{RetainedTable, decode_row, encode_row};
 use crate::storage::{
-    Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher, Row, StorageError, Table,
+    Batch, BatchBuilder, InForce, Kind, MessageRef, MessageView, Position, Publisher, Row,
+    StorageError, Table,
 };
 use crate::telemetry::clock;
 
@@ -40,6 +41,15 @@ pub(super) struct SessionRow {
     /// When the connection ended, milliseconds of wall clock; `None`: it is connected.
     pub(super) offline_since_ms: Option<u64>,
     pub(super) will: Option<Box<WillRow>>,
+    /// Among several nodes: it is a claim, whose effect is worked out where it stands in the log.
+    claim: Option<Claim>,
+}
+
+/// What a CONNECT asks for, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Claim {
+    clean_start: bool,
+    at_ms: u64,
 }
 
 impl SessionRow {
@@ -53,7 +63,21 @@ impl SessionRow {
         will: Option<Box<WillRow>>,
     ) -> Self {
         let (node, version) = (node.to_owned(), version.level());
-        Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will }
+        Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will, claim: None }
+    }
+
+    /// A claim of this node; its place in the log becomes its epoch.
+    pub(super) fn claiming(mut self, clean_start: bool) -> Self {
+        (self.incarnation, self.epoch) = (0, 0);
+        self.claim = Some(Claim { clean_start, at_ms: clock::wall_ms() });
+        self
+    }
+
+    /// Whether a client that comes at this time finds it.
+    fn outlives(&self, at_ms: u64) -> bool {
+        let ends = |since_ms: u64| since_ms.saturating_add(u64::from(self.expiry_s) * 1000);
+        let over = self.offline_since_ms.is_some_and(|since_ms| ends(since_ms) <= at_ms);
+        self.expiry_s > 0 && (self.expiry_s == NEVER || !over)
     }
 
     pub(super) fn version(&self) -> ProtocolVersion {
@@ -72,6 +96,41 @@ impl SessionRow {
 /// The row that deletes a session.
 pub(super) fn tombstone(client_id: &ClientId) -> Row {
     Row { table: Table::Sessions, key: key(client_id), value: None }
+}
+
+/// What stands for the version in a row that ends a session.
+const ENDED: u8 = 0xFF;
+
+/// The row that ends a session, if nobody has claimed it since.
+pub(super) fn ended(client_id: &ClientId, epoch: u64) -> Row {
+    let value = Bytes::from([&[ENDED], &epoch.to_le_bytes()[..]].concat());
+    Row { table: Table::Sessions, key: key(client_id), value: Some(value) }
+}
+
+/// What becomes of a row where several nodes write them. A claim counts always, and goes on with
+/// the session that it finds; what else is said of a session counts only for its newest claim.
+pub(super) fn resolve(position: Position, before: Option<&[u8]>, row: Row) -> Option<InForce> {
+    let known = before.and_then(|value| SessionRow::decode(value).ok());
+    let Some(value) = &row.value else { return Some(InForce { row, claimed: None }) };
+    if let Some((&ENDED, epoch)) = value.split_first() {
+        let epoch = u64::from_le_bytes(epoch.try_into().ok()?);
+        let row = Row { value: None, ..row };
+        return known.filter(|known| known.epoch == epoch).map(|_| InForce { row, claimed: None });
+    }
+    let mut now = SessionRow::decode(value).ok()?;
+    let Some(claim) = now.claim.take() else {
+        let known = known.filter(|known| known.epoch == now.epoch)?;
+        // Whoever says it for a node that is gone: the claim was that node's.
+        now.node = known.node;
+        let row = Row { value: Some(encode_row(&now)), ..row };
+        return Some(InForce { row, claimed: None });
+    };
+    let moved = known.is_some();
+    now.epoch = position.offset;
+    let kept = known.filter(|known| !claim.clean_start && known.outlives(claim.at_ms));
+    now.incarnation = kept.map_or(position.offset, |kept| kept.incarnation);
+    let claimed = Some((Arc::from(&*now.node), moved));
+    Some(InForce { row: Row { value: Some(encode_row(&now)), ..row }, claimed })
 }
 
 fn key(client_id: &ClientId) -> Bytes {
@@ -124,6 +183,62 @@ impl WillRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn claim(clean_start: bool, node: &str, expiry_s: u32) -> Row {
+        let version = ProtocolVersion::V5;
+        let row = SessionRow::new(0, 0, node, version, expiry_s, None, None);
+        row.claiming(clean_start).row(&ClientId::new("c"))
+    }
+
+    fn at(offset: u64) -> Position {
+        Position { partition: 0, offset }
+    }
+
+    fn in_force(before: Option<&Row>, position: u64, row: Row) -> Option<Row> {
+        let before = before.and_then(|row| row.value.as_deref());
+        resolve(at(position), before, row).map(|found| found.row)
+    }
+
+    fn read(row: &Row) -> SessionRow {
+        SessionRow::decode(row.value.as_ref().expect("no end")).expect("reads back")
+    }
+
+    /// SES-06, SES-08: what a claim finds where it stands decides whether it goes on.
+    #[test]
+    fn a_claim_goes_on_with_what_it_finds() {
+        let first = in_force(None, 10, claim(false, "a", 60)).expect("a claim counts");
+        assert_eq!((read(&first).incarnation, read(&first).epoch), (10, 10));
+        let second = in_force(Some(&first), 20, claim(false, "b", 60)).expect("a claim counts");
+        assert_eq!((read(&second).incarnation, read(&second).epoch), (10, 20));
+        let afresh = in_force(Some(&second), 30, claim(true, "a", 0)).expect("a claim counts");
+        assert_eq!((read(&afresh).incarnation, read(&afresh).epoch), (30, 30));
+        let next = in_force(Some(&afresh), 40, claim(false, "a", 60)).expect("a claim counts");
+        assert_eq!(read(&next).incarnation, 40, "that one ends with its connection");
+        let mut over = read(&second);
+        over.offline_since_ms = Some(1);
+        let over = over.row(&ClientId::new("c"));
+        let late = in_force(Some(&over), 50, claim(false, "a", 60)).expect("a claim counts");
+        assert_eq!(read(&late).incarnation, 50, "it had expired");
+    }
+
+    /// TKO-02, CLU-06: what is said of an earlier connection changes nothing any more.
+    #[test]
+    fn a_row_that_comes_too_late_counts_for_nothing() {
+        let client = ClientId::new("c");
+        let first = in_force(None, 10, claim(false, "a", 60)).expect("a claim counts");
+        let mut away = read(&first);
+        away.offline_since_ms = Some(5);
+        away.node = "heir".into();
+        let away = away.row(&client);
+        let said = in_force(Some(&first), 15, away.clone()).expect("it is the newest");
+        assert_eq!((&*read(&said).node, read(&said).offline_since_ms), ("a", Some(5)));
+        let second = in_force(Some(&said), 20, claim(false, "b", 60)).expect("a claim counts");
+        assert_eq!(in_force(Some(&second), 21, away), None);
+        assert_eq!(in_force(Some(&second), 22, ended(&client, 10)), None);
+        let end = in_force(Some(&second), 23, ended(&client, 20)).expect("it is the newest");
+        assert_eq!(end.value, None);
+        assert_eq!(in_force(None, 24, ended(&client, 20)), None);
+    }
 
     #[test]
     fn a_session_row_reads_back() {

@@ -36,7 +36,9 @@ impl Subscriber<'_> {
     }
 
     fn durability(&self) -> Durability {
-        if self.persistent { Durability::Durable } else { Durability::Relaxed }
+        // Other nodes that start later must find it, too.
+        let durable = self.persistent || self.context.directory.is_some();
+        if durable { Durability::Durable } else { Durability::Relaxed }
     }
 
     /// Stores the subscriptions, answers, and says which retained messages are owed.
@@ -154,6 +156,13 @@ impl Subscriber<'_> {
         matches!(wait.await, Ok(AppendOutcome::Stored(_)))
     }
 
+    fn gone(&self, filter: &TopicFilter, key: bytes::Bytes) -> Row {
+        match self.context.directory {
+            Some(_) => SubscriptionRow::gone(self.client_id(), filter, self.incarnation),
+            None => Row { table: Table::Subscriptions, key, value: None },
+        }
+    }
+
     /// Deletes the subscriptions and answers.
     pub(super) async fn unsubscribe(&self, packet: Unsubscribe) -> Result<(), DecodeError> {
         if packet.filters.len() > FILTERS_PER_PACKET {
@@ -173,7 +182,7 @@ impl Subscriber<'_> {
                     if rows.iter().any(|row| row.key == key) {
                         ReasonCode::NoSubscriptionExisted
                     } else {
-                        rows.push(Row { table: Table::Subscriptions, key, value: None });
+                        rows.push(self.gone(filter, key));
                         ReasonCode::Success
                     }
                 }

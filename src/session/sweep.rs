@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use super::cluster;
 use super::conn::End;
 use super::context::Context;
 use super::timers;
@@ -19,13 +20,17 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
 const LOG_EVERY: Duration = Duration::from_millis(100);
 
 pub(super) fn start(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
-    vec![
+    let mut tasks = vec![
         task::spawn("session timers", timers::run(Arc::clone(context))),
         task::spawn("keep-alive sweep", keep_alive(Arc::clone(context))),
         task::spawn("log watch", watch_log(Arc::clone(context))),
         task::spawn("rights watch", watch_rights(Arc::clone(context))),
         task::spawn("retained expiry", expire_retained(Arc::clone(context))),
-    ]
+    ];
+    if context.directory.is_some() {
+        tasks.push(task::spawn("cluster watch", cluster::run(Arc::clone(context))));
+    }
+    tasks
 }
 
 /// Ends connections that were silent for too long (MQTT-3.1.2-22), and those that the log owes an

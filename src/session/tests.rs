@@ -85,6 +85,7 @@ impl Node {
             log: Arc::clone(&stores.log),
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
+            here: None,
             limits: Arc::default(),
             turn: Turn::NextConnected,
             no_ids: Arc::from([]),
@@ -105,6 +106,7 @@ impl Node {
             security: security.expect("no key is needed"),
             limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
+            peers: None,
         });
         sessions.load(Duration::ZERO).expect("an empty store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;

@@ -10,6 +10,7 @@ pub mod contract;
 pub mod embedded;
 pub mod kafka;
 pub mod memory;
+mod peers;
 pub mod ports;
 mod quota;
 pub mod record;
@@ -23,11 +24,12 @@ pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicCo
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
+pub use peers::Peers;
 pub use ports::{
-    AppendOutcome, AppendSink, Appended, BoxFuture, ChangeLog, Committed, DeviceQueues, DirectCopy,
-    Durability, Follower, IdRun, LogBatch, LogConsumer, LogItem, NodeId, Origin, Page, Position,
-    PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState, QueuedMessage, Row, SourceId,
-    StorageError, Table, TokenBucket,
+    AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,
+    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId,
+    Origin, Page, Position, PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState,
+    QueuedMessage, Resolver, Row, SourceId, StorageError, Table, TokenBucket,
 };
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};

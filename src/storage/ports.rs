@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::record::{Batch, MessageRef};
+use crate::cluster::Members;
 use crate::mqtt::{ClientId, Delivery, PacketId};
 
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -103,11 +104,23 @@ pub struct Origin {
 #[derive(Clone, Debug)]
 pub struct LogBatch {
     pub incarnation: u64,
+    /// What is to be known before the items are routed, positions rising.
+    pub changes: Vec<(Position, Change)>,
     /// In log order, positions rising. Empty when only rows went by: `end` says how far the
     /// consumer has come although there is nothing to route.
     pub items: Vec<(Position, LogItem)>,
     /// What `commit` is to be given when all items were dealt with.
     pub end: Position,
+}
+
+/// What stands in the log of several nodes and says which of them is to do what.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Who lives from here on, and how far each has come.
+    Nodes(Arc<Members>),
+    /// The session is that node's from here on. `moved`: it was another's, so what stands before it
+    /// is never in one batch with what stands behind.
+    Claimed { client: ClientId, by: Arc<str>, moved: bool },
 }
 
 /// What the previous run of a consumer left behind.
@@ -207,6 +220,32 @@ pub trait Follower: Send + Sync {
     fn apply(&self, position: Position, row: &Row);
 }
 
+/// A row as it is in force.
+#[derive(Clone, Debug)]
+pub struct InForce {
+    pub row: Row,
+    /// It is a claim: of which node, and whether the session was another's.
+    pub claimed: Option<(Arc<str>, bool)>,
+}
+
+/// What becomes of a row that was put at a position, when the key has this value before it; `None`:
+/// nothing, it came too late. Every node must come to the same answer.
+pub type Resolve = dyn Fn(Position, Option<&[u8]>, Row) -> Option<InForce> + Send + Sync;
+
+/// How rows of a table that several nodes write come into force.
+#[derive(Clone)]
+pub struct Resolver {
+    pub how: Arc<Resolve>,
+    /// Whether it asks for the value before.
+    pub remembers: bool,
+}
+
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Resolver")
+    }
+}
+
 /// Tables by key.
 ///
 /// * `put` stores all its rows or none, in order; positions are total per key and rise over
@@ -229,6 +268,10 @@ pub trait ChangeLog: Send + Sync {
         table: Table,
         visit: &mut dyn FnMut(Position, &[u8], &[u8]),
     ) -> Result<(), StorageError>;
+
+    /// Called before `load`, where several nodes write: from here on rows of the table are what the
+    /// resolver makes of them.
+    fn resolve_by(&self, _table: Table, _resolver: Resolver) {}
 
     /// At most one follower a table.
     fn follow(&self, table: Table, follower: Arc<dyn Follower>);
@@ -348,6 +391,17 @@ pub trait DeviceQueues: Send + Sync {
         queue: &QueueKey,
         incarnation: u64,
     ) -> BoxFuture<'_, Result<QueueState, StorageError>>;
+
+    /// As [`Self::open`], for the connection that holds `epoch`: where several nodes have the queue
+    /// one after another, calls of earlier connections change nothing from here on.
+    fn open_as(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        _epoch: u64,
+    ) -> BoxFuture<'_, Result<QueueState, StorageError>> {
+        self.open(queue, incarnation)
+    }
 
     /// Appends runs for many queues; the answers stand in the same order.
     fn append(

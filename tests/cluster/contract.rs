@@ -50,6 +50,7 @@ impl Backend for ClusterBackend {
             queues: redis.queues(),
             bucket: redis.bucket(),
             device_bucket: redis.bucket(),
+            peers: None,
         }
     }
 

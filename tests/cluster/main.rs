@@ -11,6 +11,7 @@
 
 mod contract;
 mod health;
+mod nodes;
 mod redis_contract;
 mod redis_failover;
 mod redis_faults;

@@ -423,9 +423,17 @@ impl Inbound {
         if rows.is_empty() {
             return context.log.append(batch, durability, sink, ticket);
         }
+        let of_rows = Arc::clone(&sink);
+        let put = || context.tables.put(rows, Durability::Durable, of_rows, ticket);
         context.retained.together(|| {
-            context.log.append(batch, durability, Arc::clone(&sink), ticket);
-            context.tables.put(rows, Durability::Durable, sink, ticket);
+            if context.directory.is_some() {
+                // Another node's subscription may come between: it must not miss both.
+                put();
+                context.log.append(batch, durability, sink, ticket);
+            } else {
+                context.log.append(batch, durability, sink, ticket);
+                put();
+            }
         });
     }
 

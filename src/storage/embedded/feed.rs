@@ -166,7 +166,12 @@ impl Feed {
     }
 
     pub(super) fn batch(&self, items: Vec<(Position, LogItem)>, end: u64) -> LogBatch {
-        LogBatch { incarnation: self.log, items, end: Position { partition: 0, offset: end } }
+        LogBatch {
+            incarnation: self.log,
+            changes: Vec::new(),
+            items,
+            end: Position { partition: 0, offset: end },
+        }
     }
 
     /// What was read back from the log is handed out up to `at`.

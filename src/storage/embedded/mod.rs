@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 
 use self::checkpoint::Checkpointer;
 use self::wal::FolderLock;
-use super::{ChangeLog, DeviceQueues, PublishLog, StorageError, TokenBucket};
+use super::{ChangeLog, DeviceQueues, Peers, PublishLog, StorageError, TokenBucket};
 
 pub use bucket::{LocalBucket, Window};
 pub use projection::MemoryProjection;
@@ -51,6 +51,8 @@ pub struct Stores {
     pub bucket: Arc<dyn TokenBucket>,
     /// Copies into durable queues (DEV-7).
     pub device_bucket: Arc<dyn TokenBucket>,
+    /// The other nodes; `None`: there are no others, ever.
+    pub peers: Option<Arc<Peers>>,
 }
 
 impl std::fmt::Debug for Stores {

@@ -147,6 +147,7 @@ fn stores(
         queues: Arc::new(queues),
         bucket: Arc::new(LocalBucket::new(&config.bucket)),
         device_bucket: Arc::new(LocalBucket::new(&config.device_bucket)),
+        peers: None,
     }
 }
 

@@ -11,9 +11,10 @@ use tokio::sync::Notify;
 
 use super::keeper::Keeper;
 use super::tables::Tables;
+use crate::cluster::Members;
 use crate::limits::{FEED_BYTES, FEED_MESSAGES};
 use crate::storage::{
-    Batch, BoxFuture, LogBatch, LogConsumer, LogItem, Position, Row, StorageError,
+    Batch, BoxFuture, Change, LogBatch, LogConsumer, LogItem, Position, Row, StorageError,
 };
 use crate::telemetry::clock::wall_ms;
 
@@ -25,6 +26,9 @@ enum Fed {
     Item(LogItem, usize),
     /// Retained rows: applied when the consumer has passed what stands before them.
     Retained(Vec<Row>),
+    /// What the consumer must know before what stands behind it; the second says that nothing of
+    /// what stands before may come with it.
+    Change(Change, bool),
 }
 
 /// A record that was read and not committed.
@@ -103,8 +107,15 @@ impl Feed {
         self.read(inner, offset);
     }
 
+    /// The consumer is to know of it, in its order.
+    pub(super) fn change(&self, offset: u64, change: Change, parts: bool) {
+        let mut inner = self.inner.lock();
+        inner.fed.push_back((offset, Fed::Change(change, parts)));
+        self.read(inner, offset);
+    }
+
     fn read(&self, mut inner: parking_lot::MutexGuard<'_, Inner>, offset: u64) {
-        inner.read_to = offset + 1;
+        inner.read_to = inner.read_to.max(offset + 1);
         drop(inner);
         self.arrived.notify_one();
     }
@@ -154,7 +165,8 @@ impl Feed {
 
     fn take(&self, incarnation: u64) -> Taken {
         let mut inner = self.inner.lock();
-        let (mut items, mut bytes, mut messages) = (Vec::new(), 0, 0);
+        let (mut items, mut changes) = (Vec::new(), Vec::new());
+        let (mut bytes, mut messages) = (0, 0);
         loop {
             let full = bytes >= BATCH_BYTES || messages >= BATCH_MESSAGES;
             match inner.fed.pop_front() {
@@ -164,7 +176,10 @@ impl Feed {
                     (inner.bytes, inner.messages) = (inner.bytes - size, inner.messages - count);
                     items.push((at(offset), item));
                 }
-                Some((offset, Fed::Retained(rows))) if items.is_empty() => {
+                Some((offset, Fed::Change(change, parts))) if !parts || items.is_empty() => {
+                    changes.push((at(offset), change));
+                }
+                Some((offset, Fed::Retained(rows))) if items.is_empty() && changes.is_empty() => {
                     return Taken::Retained(at(offset), rows);
                 }
                 Some(later) => {
@@ -175,16 +190,13 @@ impl Feed {
             }
         }
         self.room.notify_one();
-        let end = match (inner.fed.front(), items.last()) {
-            // What stands behind the items and is not the consumer's goes with them.
-            (Some((next, _)), _) => *next,
-            (None, _) => inner.read_to,
-        };
-        if end <= inner.told {
+        // What stands behind the items and is not the consumer's goes with them.
+        let end = inner.fed.front().map_or(inner.read_to, |(next, _)| *next);
+        if end <= inner.told && changes.is_empty() {
             return inner.fault.clone().map_or(Taken::Nothing, Taken::Fault);
         }
-        inner.told = end;
-        Taken::Batch(LogBatch { incarnation, items, end: at(end) })
+        inner.told = inner.told.max(end);
+        Taken::Batch(LogBatch { incarnation, changes, items, end: at(end) })
     }
 }
 
@@ -207,6 +219,8 @@ pub(super) struct Consumer {
     /// The log that carries rows tells them here.
     pub(super) tables: Option<Arc<Tables>>,
     pub(super) incarnation: u64,
+    /// The nodes as of what was handed out.
+    pub(super) members: Arc<Members>,
 }
 
 impl LogConsumer for Consumer {
@@ -215,7 +229,14 @@ impl LogConsumer for Consumer {
             loop {
                 let arrived = self.feed.arrived.notified();
                 match self.feed.take(self.incarnation) {
-                    Taken::Batch(batch) => return Ok(batch),
+                    Taken::Batch(batch) => {
+                        for (_, change) in &batch.changes {
+                            if let Change::Nodes(members) = change {
+                                self.members = Arc::clone(members);
+                            }
+                        }
+                        return Ok(batch);
+                    }
                     Taken::Retained(position, rows) => {
                         if let Some(tables) = &self.tables {
                             tables.tell_retained(position, &rows);
@@ -230,7 +251,10 @@ impl LogConsumer for Consumer {
 
     fn commit(&mut self, position: Position, state: &mut dyn FnMut() -> Vec<u8>) {
         self.feed.committed(position.offset);
-        self.keeper.commit(position.offset, state);
+        if let Some(tables) = &self.tables {
+            tables.may_write();
+        }
+        self.keeper.commit(position.offset, &self.members, state);
     }
 }
 

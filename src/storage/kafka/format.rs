@@ -9,6 +9,7 @@
 //! Relaxed:   likewise, to be forgotten       likewise
 //! TableRow:  version u8 · value, or nothing  number: the row's position in the log
 //! State:     version u8 · fields
+//! Word:      version u8 · fields             what a node says of itself or another
 //! ```
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::Members;
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::storage::{
     Batch, DirectCopy, LogItem, Origin, Position, QueueKey, Row, StorageError, Table,
@@ -36,6 +38,7 @@ pub(super) enum RecordKind {
     State = 5,
     /// Rows that may be forgotten: applied, and never written behind.
     Relaxed = 6,
+    Word = 7,
 }
 
 /// What every record of ours carries in its header.
@@ -79,6 +82,7 @@ impl Mark {
             4 => RecordKind::TableRow,
             5 => RecordKind::State,
             6 => RecordKind::Relaxed,
+            7 => RecordKind::Word,
             other => return Err(damaged(&format!("a record of kind {other} is not known"))),
         };
         let number = |at: usize| {
@@ -216,7 +220,6 @@ pub(super) fn decode_value(payload: &[u8]) -> Result<Bytes, StorageError> {
 
 /// Keys of the state's topic.
 pub(super) const PINNED: &str = "pinned";
-pub(super) const ALIVE: &str = "alive";
 
 /// The first start's findings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,19 +230,14 @@ pub(super) struct Pinned {
     pub(super) partitions: Vec<(String, u32)>,
 }
 
-/// The node that runs, said again every second.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Alive {
-    pub(super) node: String,
-    pub(super) beat: u64,
-}
-
 /// What a consumer leaves behind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Commit {
     pub(super) position: u64,
     /// Rows below it stand in their tables' topics.
     pub(super) tables: u64,
+    /// The nodes as of the position.
+    pub(super) members: Members,
     pub(super) state: Vec<u8>,
 }
 
@@ -308,7 +306,7 @@ mod tests {
         let headers = mark.headers();
         let bytes = headers.get(0).value.expect("a value").to_vec();
         assert_eq!(Mark::decode(&bytes).expect("reads back"), mark);
-        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 7)] {
+        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 8)] {
             let mut other = bytes.clone();
             other[at] = value;
             assert!(Mark::decode(&other).is_err());

@@ -1,10 +1,9 @@
 //! What is written behind a log, by a thread of its own: the consumer's commit with its state, then
 //! the rows that it covers; and the deletion of what nobody needs any more.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -13,11 +12,12 @@ use tokio::time::Instant;
 use super::KafkaSettings;
 use super::admin::Admin;
 use super::feed::Feed;
-use super::format::{ALIVE, Alive, Commit, Mark, RecordKind, encode_state, encode_value};
+use super::format::{Commit, Mark, RecordKind, encode_state, encode_value};
 use super::scribe::{Line, Scribe};
 use super::tables::Tables;
 use super::watch::Watch;
-use crate::storage::{Row, StorageError};
+use crate::cluster::Members;
+use crate::storage::{Peers, Row, StorageError};
 
 /// A state above this size is not asked for at every commit.
 const CHEAP_STATE: usize = 4096;
@@ -47,6 +47,7 @@ pub(super) struct Keeper {
     pub(super) feed: Arc<Feed>,
     pub(super) tables: Option<Arc<Tables>>,
     pub(super) watch: Arc<Watch>,
+    pub(super) peers: Arc<Peers>,
     wanted: Mutex<Wanted>,
     kick: Condvar,
 }
@@ -65,7 +66,8 @@ struct Thread {
     /// What was not needed any more, and since when.
     needless: VecDeque<(Instant, u64)>,
     looked: Instant,
-    beats: u64,
+    /// Whose commits stand in the state's topic.
+    others: BTreeSet<String>,
     troubled: Option<String>,
 }
 
@@ -80,17 +82,37 @@ pub(super) struct Parts {
     pub(super) feed: Arc<Feed>,
     pub(super) tables: Option<Arc<Tables>>,
     pub(super) watch: Arc<Watch>,
+    pub(super) peers: Arc<Peers>,
 }
 
 impl Keeper {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { settings, admin, topic, state_topic, key, run, feed, tables, watch } = parts;
+        let Parts { settings, admin, topic, state_topic, key, run, feed, tables, watch, peers } =
+            parts;
         let (wanted, kick) = (Mutex::default(), Condvar::new());
-        Self { settings, admin, topic, state_topic, key, run, feed, tables, watch, wanted, kick }
+        Self {
+            settings,
+            admin,
+            topic,
+            state_topic,
+            key,
+            run,
+            feed,
+            tables,
+            watch,
+            peers,
+            wanted,
+            kick,
+        }
     }
 
     /// The consumer has dealt with everything below `position`.
-    pub(super) fn commit(&self, position: u64, state: &mut dyn FnMut() -> Vec<u8>) {
+    pub(super) fn commit(
+        &self,
+        position: u64,
+        members: &Members,
+        state: &mut dyn FnMut() -> Vec<u8>,
+    ) {
         let mut wanted = self.wanted.lock();
         let due = wanted.asked.is_none_or(|asked| asked.elapsed() >= STATE_EVERY);
         if wanted.state_len > CHEAP_STATE && !due {
@@ -101,7 +123,8 @@ impl Keeper {
         wanted = self.wanted.lock();
         wanted.state_len = state.len();
         wanted.asked = Some(Instant::now());
-        wanted.commit = Some(Commit { position, tables: 0, state });
+        let members = members.clone();
+        wanted.commit = Some(Commit { position, tables: 0, members, state });
         wanted.kicked = true;
         drop(wanted);
         self.kick.notify_one();
@@ -112,22 +135,18 @@ impl Keeper {
         self.kick.notify_one();
     }
 
-    /// Writes behind until `ended`; an `orderly` end leaves nothing unwritten. Tells through `said`
-    /// when others can know that this node lives.
-    pub(super) fn run(
-        &self,
-        from: Commit,
-        said: &SyncSender<()>,
-        ended: &dyn Fn() -> bool,
-        orderly: &dyn Fn() -> bool,
-    ) {
+    /// Writes behind until `ended`; an `orderly` end leaves nothing unwritten.
+    pub(super) fn run(&self, from: Commit, ended: &dyn Fn() -> bool, orderly: &dyn Fn() -> bool) {
         let scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
         let (looked, needless) = (Instant::now(), VecDeque::new());
-        let mut thread =
-            Thread { scribe, durable: from, needless, looked, beats: 1, troubled: None };
-        while !self.beat(&mut thread, Some(1)) && !ended() {}
-        // Nobody listens any more when it took too long.
-        said.try_send(()).ok();
+        let mut thread = Thread {
+            scribe,
+            durable: from,
+            needless,
+            looked,
+            others: BTreeSet::new(),
+            troubled: None,
+        };
         while !ended() {
             self.pass(&mut thread, ended);
             self.look(&mut thread);
@@ -150,27 +169,30 @@ impl Keeper {
             let same = thread.durable.clone();
             self.wanted.lock().commit.get_or_insert(same);
             self.pass(&mut thread, &late);
-            self.beat(&mut thread, None);
         }
     }
 
-    /// Says that this node lives, or that it has ended. `false`: nobody may have heard it.
-    fn beat(&self, thread: &mut Thread, beat: Option<u64>) -> bool {
-        let node = self.settings.node.clone();
-        let payload = beat.map(|beat| encode_state(&Alive { node, beat }));
-        let line = Line {
-            topic: &self.state_topic,
-            partition: 0,
-            key: ALIVE.as_bytes(),
-            payload: payload.as_deref(),
-            mark: Mark { kind: RecordKind::State, writer: self.run, number: beat.unwrap_or(0) },
-        };
-        let until = Instant::now() + LOOK_EVERY;
-        let said = thread.scribe.write(std::iter::once(line), &|| Instant::now() > until);
-        if let Err(error) = &said {
-            tracing::debug!(%error, "nobody heard that this node lives");
+    /// The commits of nodes that are gone, and whose work is done, would only hold the next start
+    /// back.
+    fn forget_the_gone(&self, thread: &mut Thread) {
+        let members = self.peers.members();
+        let known: BTreeSet<String> = members.names().map(str::to_owned).collect();
+        for gone in thread.others.difference(&known).filter(|_| self.peers.is_keeper()) {
+            let key = commit_key(&self.settings, gone);
+            let line = Line {
+                topic: &self.state_topic,
+                partition: 0,
+                key: key.as_bytes(),
+                payload: None,
+                mark: Mark { kind: RecordKind::State, writer: self.run, number: 0 },
+            };
+            let until = Instant::now() + self.settings.config.command_timeout;
+            let said = thread.scribe.write(std::iter::once(line), &|| Instant::now() > until);
+            if let Err(error) = said {
+                tracing::debug!(%error, "a commit that nobody needs stays");
+            }
         }
-        said.is_ok()
+        thread.others = known;
     }
 
     fn pass(&self, thread: &mut Thread, given_up: &dyn Fn() -> bool) {
@@ -198,6 +220,9 @@ impl Keeper {
         given_up: &dyn Fn() -> bool,
     ) -> Result<(), StorageError> {
         commit.tables = self.tables_to();
+        if self.peers.is_fenced() {
+            return Ok(());
+        }
         let mark = Mark { kind: RecordKind::State, writer: self.run, number: commit.position };
         let payload = encode_state(&commit);
         let line = Line {
@@ -216,6 +241,7 @@ impl Keeper {
         if let Some(tables) = &self.tables {
             *tables.committed.lock() = commit.position;
         }
+        self.peers.is_durable(commit.position, commit.tables);
         thread.durable = commit;
         Ok(())
     }
@@ -235,10 +261,21 @@ impl Keeper {
         thread: &mut Thread,
         given_up: &dyn Fn() -> bool,
     ) -> Result<(), StorageError> {
-        let Some(tables) = &self.tables else { return Ok(()) };
+        let Some(tables) = self.tables.as_ref().filter(|tables| tables.writes()) else {
+            return Ok(());
+        };
+        let members = self.peers.members();
+        if !self.peers.is_keeper() || self.peers.is_fenced() {
+            // Its successor writes what it had not written.
+            let keeper = members.keeper().and_then(|keeper| members.get(keeper));
+            tables.written_by_another(keeper.map_or(0, |keeper| keeper.tables));
+            return Ok(());
+        }
+        // Whoever starts next begins where the last of us is: it needs what was in force there.
+        let others = members.needed_but(self.peers.node()).unwrap_or(u64::MAX);
         loop {
             let _moving = tables.moving.lock();
-            let durable = thread.durable.position;
+            let durable = thread.durable.position.min(others);
             let behind = tables.behind.lock();
             let plain: Vec<_> = behind.plain.iter().take(ROWS_AT_ONCE).cloned().collect();
             let passed = behind.routed.iter().take_while(|(position, _)| *position < durable);
@@ -262,8 +299,7 @@ impl Keeper {
             return;
         }
         thread.looked = Instant::now();
-        thread.beats += 1;
-        self.beat(thread, Some(thread.beats));
+        self.forget_the_gone(thread);
         if self.watch.is_in_trouble() && self.admin.ping(&self.topic, PING) {
             self.watch.is_well();
         }
@@ -271,6 +307,8 @@ impl Keeper {
             Some(_) => thread.durable.position.min(thread.durable.tables),
             None => thread.durable.position,
         };
+        let others = self.peers.members().needed_but(self.peers.node());
+        let needless = needless.min(others.unwrap_or(u64::MAX));
         if thread.needless.back().is_none_or(|newest| newest.1 < needless) {
             thread.needless.push_back((Instant::now(), needless));
         }
@@ -279,12 +317,22 @@ impl Keeper {
         while thread.needless.front().is_some_and(|oldest| oldest.0.elapsed() >= keep) {
             below = thread.needless.pop_front().map(|oldest| oldest.1);
         }
-        if let Some(below) = below.filter(|below| *below > 1)
+        if let Some(below) = below.filter(|below| *below > 1 && self.peers.is_keeper())
             && let Err(error) = self.admin.delete_below(&self.topic, below - 1)
         {
             tracing::info!(topic = self.topic, %error, "trying again later");
         }
     }
+}
+
+/// The key of a node's commit.
+pub(super) fn commit_key(settings: &KafkaSettings, node: &str) -> String {
+    format!("{}{node}", commit_prefix(settings))
+}
+
+/// What the commits of all nodes begin with.
+pub(super) fn commit_prefix(settings: &KafkaSettings) -> String {
+    format!("commit/{}/{}/0/", settings.reader, settings.config.topics.log.name)
 }
 
 /// A row on its way into its table's topic.

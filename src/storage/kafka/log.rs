@@ -89,6 +89,7 @@ impl PublishLog for KafkaLog {
             keeper: Arc::clone(&self.0.keeper),
             tables: self.0.tables.clone(),
             incarnation: self.0.incarnation,
+            members: Arc::new(self.0.committed.members.clone()),
         };
         (committed, Box::new(consumer))
     }

@@ -22,6 +22,7 @@ mod format;
 mod keeper;
 mod log;
 mod open;
+mod pulse;
 mod read;
 mod reader;
 mod scribe;
@@ -39,8 +40,9 @@ use parking_lot::Mutex;
 pub use settings::KafkaSettings;
 
 use self::log::{KafkaLog, Log};
+use self::pulse::Pulse;
 use self::tables::KafkaTables;
-use super::{ChangeLog, Position, PublishLog, StorageError};
+use super::{ChangeLog, Peers, Position, PublishLog, StorageError};
 
 const RUNNING: u8 = 0;
 const STOPPING: u8 = 1;
@@ -54,6 +56,8 @@ pub struct Kafka {
     phase: Arc<AtomicU8>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     settings: Arc<KafkaSettings>,
+    peers: Arc<Peers>,
+    pulse: Arc<Pulse>,
 }
 
 /// A record at this offset has this position: positions begin at 1.
@@ -76,12 +80,18 @@ impl Kafka {
         Arc::new(KafkaTables(Arc::clone(tables)))
     }
 
+    /// The nodes that share this log.
+    pub fn peers(&self) -> Arc<Peers> {
+        Arc::clone(&self.peers)
+    }
+
     /// An orderly end: what was appended is settled, what is to be written behind is written.
     /// Blocks. `Err` tells that something is left to the next start.
     pub fn stop(&self) -> Result<(), StorageError> {
         let patience = self.settings.config.command_timeout;
         let drained = self.log.writer.drain(patience);
         self.end(STOPPING);
+        self.pulse.leave(patience);
         if drained {
             return Ok(());
         }

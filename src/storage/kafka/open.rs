@@ -4,39 +4,51 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rdkafka::topic_partition_list::Offset;
-use tokio::time::Instant;
 
 use super::admin::{Admin, Policy, Wanted};
 use super::feed::Feed;
 use super::format::{
-    ALIVE, Alive, Commit, Mark, PINNED, Pinned, RecordKind, TABLES, damaged, decode_rows,
-    decode_state, encode_state, log_item,
+    Commit, Mark, PINNED, Pinned, RecordKind, TABLES, damaged, decode_rows, decode_state,
+    encode_state, log_item,
 };
-use super::keeper::{self, Keeper};
+use super::keeper::{self, Keeper, commit_key, commit_prefix};
 use super::log::Log;
+use super::pulse::{Pulse, say};
 use super::reader::{Reader, offset_of};
 use super::scribe::{Line, Scribe};
 use super::tables::Tables;
 use super::watch::Watch;
 use super::writer::Writer;
 use super::{Kafka, KafkaSettings, RUNNING, STOPPING, position, read};
-use crate::storage::{LogItem, Origin, Position, StorageError};
+use crate::cluster::{Members, Word};
+use crate::storage::{LogItem, Origin, Peers, Position, StorageError};
 use crate::telemetry::clock::wall_ms;
-
-/// A node that is silent for so long is dead.
-const LISTEN: Duration = Duration::from_secs(6);
-const LISTEN_AGAIN: Duration = Duration::from_millis(300);
 
 /// What earlier runs left in the state's topic.
 #[derive(Default)]
 struct Left {
     pinned: Option<Pinned>,
-    committed: Option<Commit>,
-    alive: Option<Alive>,
+    /// By node.
+    commits: BTreeMap<String, Commit>,
+}
+
+impl Left {
+    /// Where a start begins: with whoever has come least far, of those that count, everything below
+    /// is done by everybody. What was written behind stays so.
+    fn begin(&self) -> Commit {
+        let newest = self.commits.values().max_by_key(|commit| commit.position);
+        let Some(newest) = newest else {
+            return Commit { position: 1, tables: 1, ..Commit::default() };
+        };
+        let counts = |(node, _): &(&String, &Commit)| newest.members.knows(node);
+        let counted = self.commits.iter().filter(counts).map(|(_, commit)| commit);
+        let oldest = counted.min_by_key(|commit| commit.position).unwrap_or(newest);
+        let tables = self.commits.values().map(|commit| commit.tables).max();
+        Commit { tables: tables.unwrap_or(1), ..oldest.clone() }
+    }
 }
 
 /// What every step of a start needs.
@@ -50,6 +62,8 @@ struct Start {
     run: u64,
     log_topic: String,
     state_topic: String,
+    /// What the start writes; then the pulse has it.
+    scribe: Mutex<Scribe>,
 }
 
 pub(super) fn open(settings: KafkaSettings) -> Result<Kafka, StorageError> {
@@ -65,6 +79,7 @@ pub(super) fn open(settings: KafkaSettings) -> Result<Kafka, StorageError> {
     let partitions = admin.ensure(&settings, &wanted)?;
     let (log_topic, state_topic) = (settings.name(&topics.log), settings.name(&topics.state));
     let run = random();
+    let scribe = Mutex::new(Scribe::new(settings.scribe(), Arc::clone(&watch)));
     let start = Start {
         settings: Arc::clone(&settings),
         watch,
@@ -73,6 +88,7 @@ pub(super) fn open(settings: KafkaSettings) -> Result<Kafka, StorageError> {
         run,
         log_topic,
         state_topic,
+        scribe,
     };
     start.open()
 }
@@ -90,18 +106,16 @@ struct Tail {
     /// Where that look ended.
     known_to: u64,
     decided: Vec<(Position, Origin)>,
+    /// The nodes as of there.
+    members: Members,
 }
 
 impl Start {
-    fn commit_key(&self) -> String {
-        format!("commit/{}/{}/0", self.settings.reader, self.settings.config.topics.log.name)
-    }
-
     fn open(self) -> Result<Kafka, StorageError> {
-        let Left { pinned, committed, alive } = self.state()?;
-        self.alone(alive)?;
-        let pinned = self.pin(pinned)?;
-        let committed = committed.unwrap_or(Commit { position: 1, tables: 1, state: Vec::new() });
+        let left = self.state()?;
+        let committed = left.begin();
+        let ours = left.commits.get(&self.settings.node).map_or(0, |commit| commit.position);
+        let pinned = self.pin(left.pinned)?;
         let (low, high) = self.admin.watermarks(&self.log_topic)?;
         let (low, end) = (position(low).offset, position(high).offset);
         let needed = committed.position.min(committed.tables);
@@ -114,6 +128,7 @@ impl Start {
             );
             return Err(StorageError::Damaged(text));
         }
+        self.join(&committed)?;
         let settings = &self.settings;
         let writer = Arc::new(Writer::new(
             settings.producer(&settings.config.topics.log),
@@ -130,35 +145,20 @@ impl Start {
             committed.position,
         ));
         let tail = self.tail(&tables, &committed, end)?;
-        self.start(pinned.incarnation, writer, tables, committed, tail)
+        self.start((pinned.incarnation, ours), writer, tables, committed, tail)
     }
 
-    /// One node at a time, so far: two would take each other's commits for their own. A node that
-    /// was killed and comes back under its name need not wait for itself.
-    fn alone(&self, alive: Option<Alive>) -> Result<(), StorageError> {
-        let other = |alive: &Alive| alive.node != self.settings.node;
-        let Some(before) = alive.filter(other) else { return Ok(()) };
-        let until = Instant::now() + LISTEN;
-        while Instant::now() < until {
-            std::thread::sleep(LISTEN_AGAIN);
-            match self.state()?.alive {
-                Some(now) if now == before => {}
-                Some(now) => {
-                    return Err(StorageError::Unavailable(format!(
-                        "node {} runs on this Kafka under the same prefix: this version has one \
-                         node",
-                        now.node
-                    )));
-                }
-                None => return Ok(()),
-            }
-        }
-        Ok(())
+    /// Tells the others, and this run's own reader, that it is here, and what it can route.
+    fn join(&self, committed: &Commit) -> Result<(), StorageError> {
+        let word = Word::Joined { node: self.settings.node.clone(), commit: committed.position };
+        let until = tokio::time::Instant::now() + self.settings.config.command_timeout;
+        let late = || tokio::time::Instant::now() > until;
+        say(&mut self.scribe.lock(), &self.log_topic, self.run, &word, &late)
     }
 
     fn state(&self) -> Result<Left, StorageError> {
         let mut left = Left::default();
-        let key = self.commit_key();
+        let commits = commit_prefix(&self.settings);
         let config = self.settings.consumer(&self.settings.config.topics.state);
         let partitions = self.partitions.get(&self.state_topic).copied().unwrap_or(1);
         let patience = self.settings.config.command_timeout;
@@ -167,15 +167,15 @@ impl Start {
             if found.mark.kind != RecordKind::State {
                 return Ok(());
             }
-            if found.key == ALIVE.as_bytes() {
-                left.alive = found.payload.map(decode_state).transpose()?;
-            } else if let Some(payload) = found.payload {
-                // The first one counts, whoever wrote a second.
-                if found.key == PINNED.as_bytes() && left.pinned.is_none() {
-                    left.pinned = Some(decode_state(payload)?);
-                } else if found.key == key.as_bytes() {
-                    left.committed = Some(decode_state(payload)?);
+            let key = String::from_utf8_lossy(found.key);
+            if let Some(node) = key.strip_prefix(&commits) {
+                match found.payload {
+                    Some(payload) => drop(left.commits.insert(node.into(), decode_state(payload)?)),
+                    None => drop(left.commits.remove(node)),
                 }
+            } else if found.key == PINNED.as_bytes() && left.pinned.is_none() {
+                // The first one counts, whoever wrote a second.
+                left.pinned = found.payload.map(decode_state).transpose()?;
             }
             Ok(())
         })?;
@@ -217,9 +217,8 @@ impl Start {
             payload: Some(&payload),
             mark,
         };
-        let mut scribe = Scribe::new(self.settings.scribe(), Arc::clone(&self.watch));
-        let until = Instant::now() + self.settings.config.command_timeout;
-        scribe.write(std::iter::once(line), &|| Instant::now() > until)?;
+        let until = tokio::time::Instant::now() + self.settings.config.command_timeout;
+        self.scribe.lock().write(std::iter::once(line), &|| tokio::time::Instant::now() > until)?;
         // Of two nodes that start at once, the first record is everybody's.
         self.state()?.pinned.ok_or_else(|| damaged("the record of the first start is not there"))
     }
@@ -227,21 +226,25 @@ impl Start {
     /// What stands in the log behind the commit, or behind the place up to which the tables' topics
     /// are whole: rows, and decisions about messages that come again.
     fn tail(&self, tables: &Tables, committed: &Commit, end: u64) -> Result<Tail, StorageError> {
-        let mut tail = Tail { known_to: end, decided: Vec::new() };
+        let members = committed.members.clone();
+        let mut tail = Tail { known_to: end, decided: Vec::new(), members };
         let from = committed.position.min(committed.tables);
-        if from >= end {
-            return Ok(tail);
-        }
         let config = self.settings.consumer(&self.settings.config.topics.log);
         let (from, patience) = (offset_of(from), self.settings.config.command_timeout);
         read::to_the_end(&config, &self.watch, &self.log_topic, 1, from, patience, &mut |found| {
             let (at, payload) = (position(found.offset), found.payload.unwrap_or_default());
             tail.known_to = tail.known_to.max(at.offset + 1);
+            let routed = at.offset >= committed.position;
+            // Below the commit nobody knows any more who lived where.
+            let counts = !routed || tail.members.admits(found.mark.writer);
             match found.mark.kind {
-                RecordKind::Rows if at.offset >= committed.tables => {
+                RecordKind::Word if routed => {
+                    tail.members.take(at.offset, found.mark.writer, &decode_state(payload)?);
+                }
+                RecordKind::Rows if counts && at.offset >= committed.tables => {
                     tables.found(at.offset, decode_rows(payload)?);
                 }
-                RecordKind::Direct if at.offset >= committed.position => {
+                RecordKind::Direct if routed && counts => {
                     let LogItem::Direct { deliveries, .. } = log_item(RecordKind::Direct, payload)?
                     else {
                         return Ok(());
@@ -255,6 +258,7 @@ impl Start {
                 | RecordKind::Publishes
                 | RecordKind::Relaxed
                 | RecordKind::TableRow
+                | RecordKind::Word
                 | RecordKind::State => {}
             }
             Ok(())
@@ -264,14 +268,16 @@ impl Start {
 
     fn start(
         self,
-        incarnation: u64,
+        (incarnation, ours): (u64, u64),
         writer: Arc<Writer>,
         tables: Arc<Tables>,
         committed: Commit,
         tail: Tail,
     ) -> Result<Kafka, StorageError> {
-        let key = self.commit_key();
         let (settings, watch) = (self.settings, self.watch);
+        let key = commit_key(&settings, &settings.node);
+        let peers = Arc::new(peers(&settings, self.run, tail.members, ours));
+        peers.is_durable(committed.position, committed.tables);
         let config = settings.consumer(&settings.config.topics.log);
         let from = offset_of(committed.position);
         let consumer = read::consumer(&config, &watch, &self.log_topic, 1, from)?;
@@ -284,6 +290,14 @@ impl Start {
             tables: Some(Arc::clone(&tables)),
             watch: Arc::clone(&watch),
             known_to: tail.known_to,
+            peers: Arc::clone(&peers),
+            members: Mutex::new(committed.members.clone()),
+        };
+        let pulse = Pulse {
+            topic: self.log_topic.clone(),
+            settings: Arc::clone(&settings),
+            scribe: self.scribe,
+            peers: Arc::clone(&peers),
         };
         let keeper = Arc::new(Keeper::new(keeper::Parts {
             settings: Arc::clone(&settings),
@@ -295,12 +309,13 @@ impl Start {
             feed: Arc::clone(&feed),
             tables: Some(Arc::clone(&tables)),
             watch: Arc::clone(&watch),
+            peers: Arc::clone(&peers),
         }));
         let log = Arc::new(Log {
             incarnation,
             writer: Arc::clone(&writer),
             feed,
-            keeper: Arc::clone(&keeper),
+            keeper,
             tables: Some(tables),
             watch,
             committed: committed.clone(),
@@ -308,27 +323,35 @@ impl Start {
             end: tail.known_to,
             taken: AtomicBool::new(false),
         });
-        let phase = Arc::new(AtomicU8::new(RUNNING));
-        let kafka = Kafka { log, phase, threads: Mutex::default(), settings };
-        let phase = || Arc::clone(&kafka.phase);
-        let (served, read_on, kept) = (phase(), phase(), phase());
-        let (said, heard) = std::sync::mpsc::sync_channel(1);
-        let patience = kafka.settings.config.command_timeout;
-        let threads = [
-            thread("kafka writer", move || writer.serve(&|| is_over(&served)))?,
-            thread("kafka reader", move || reader.run(&|| is_over(&read_on)))?,
-            thread("kafka keeper", move || {
-                let orderly = || kept.load(Ordering::Acquire) == STOPPING;
-                keeper.run(committed, &said, &|| is_over(&kept), &orderly);
-            })?,
-        ];
-        kafka.threads.lock().extend(threads);
-        // Whoever comes from now on can know of this node.
-        heard.recv_timeout(patience).map_err(|_late| {
-            StorageError::Unavailable("Kafka does not take that this node lives".into())
-        })?;
+        let (phase, threads) = (Arc::new(AtomicU8::new(RUNNING)), Mutex::default());
+        let kafka = Kafka { log, phase, threads, settings, peers, pulse: Arc::new(pulse) };
+        launch(&kafka, reader, committed)?;
         Ok(kafka)
     }
+}
+
+/// Starts its threads.
+fn launch(kafka: &Kafka, reader: Reader, committed: Commit) -> Result<(), StorageError> {
+    let phase = || Arc::clone(&kafka.phase);
+    let (served, read_on, kept, beaten) = (phase(), phase(), phase(), phase());
+    let (writer, keeper) = (Arc::clone(&kafka.log.writer), Arc::clone(&kafka.log.keeper));
+    let pulse = Arc::clone(&kafka.pulse);
+    let threads = [
+        thread("kafka writer", move || writer.serve(&|| is_over(&served)))?,
+        thread("kafka pulse", move || pulse.run(&|| is_over(&beaten)))?,
+        thread("kafka reader", move || reader.run(&|| is_over(&read_on)))?,
+        thread("kafka keeper", move || {
+            let orderly = || kept.load(Ordering::Acquire) == STOPPING;
+            keeper.run(committed, &|| is_over(&kept), &orderly);
+        })?,
+    ];
+    kafka.threads.lock().extend(threads);
+    Ok(())
+}
+
+fn peers(settings: &KafkaSettings, run: u64, members: Members, ours: u64) -> Peers {
+    let dead_after_ms = settings.dead_after.as_millis() as u64;
+    Peers::new(&settings.node, run, members, dead_after_ms).with_decided_below(ours)
 }
 
 fn is_over(phase: &AtomicU8) -> bool {

@@ -5,19 +5,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::topic_partition_list::Offset;
 
 use super::feed::{Feed, batch_of};
-use super::format::{RecordKind, decode_rows, log_item};
+use super::format::{RecordKind, decode_rows, decode_state, log_item};
 use super::position;
 use super::read::{Found, found, is_final};
 use super::tables::Tables;
 use super::watch::{Listener, Watch, note_error, unavailable};
 use super::writer::Writer;
-use crate::storage::{AppendOutcome, Position, Row, StorageError, Table};
+use crate::cluster::{Members, Word};
+use crate::storage::{
+    AppendOutcome, Batch, Change, Kind, LogItem, Peers, Position, Row, StorageError, Table,
+};
 
 const TICK: Duration = Duration::from_millis(50);
 
@@ -30,6 +34,9 @@ pub(super) struct Reader {
     pub(super) watch: Arc<Watch>,
     /// Rows below it were taken up by the start.
     pub(super) known_to: u64,
+    pub(super) peers: Arc<Peers>,
+    /// The nodes as of where this thread is: behind `known_to` they are those of `peers`.
+    pub(super) members: Mutex<Members>,
 }
 
 impl fmt::Debug for Reader {
@@ -88,6 +95,9 @@ impl Reader {
         let payload = found.payload.unwrap_or_default();
         let ours = found.mark.writer == self.writer.run;
         let (number, stored) = (found.mark.number, AppendOutcome::Stored(at));
+        if self.is_void(found)? {
+            return self.void(found, ours);
+        }
         match found.mark.kind {
             RecordKind::Publishes | RecordKind::Direct => {
                 let item = log_item(found.mark.kind, payload)?;
@@ -107,18 +117,69 @@ impl Reader {
                     self.writer.open.rows.settle();
                 }
             }
+            RecordKind::Word => self.word(at, found.mark.writer, &decode_state(payload)?),
             RecordKind::TableRow | RecordKind::State => self.feed.rows(at.offset, Vec::new()),
         }
         Ok(())
     }
 
+    /// A node that is dead for the others may not know it: nothing that it says counts any more but
+    /// what clients published through it.
+    fn is_void(&self, found: &Found<'_>) -> Result<bool, StorageError> {
+        if self.members.lock().admits(found.mark.writer) {
+            return Ok(false);
+        }
+        Ok(match found.mark.kind {
+            RecordKind::Rows | RecordKind::Relaxed | RecordKind::Direct => true,
+            RecordKind::Publishes => {
+                let item = log_item(found.mark.kind, found.payload.unwrap_or_default())?;
+                matches!(item, LogItem::Publishes(batch) if is_will(&batch))
+            }
+            RecordKind::Word | RecordKind::TableRow | RecordKind::State => false,
+        })
+    }
+
+    fn void(&self, found: &Found<'_>, ours: bool) -> Result<(), StorageError> {
+        let (number, open) = (found.mark.number, &self.writer.open);
+        let bytes = found.payload.unwrap_or_default().len() as u64;
+        if ours {
+            let (appends, bytes) = match found.mark.kind {
+                RecordKind::Rows | RecordKind::Relaxed => (&open.rows, 0),
+                _ => (&open.messages, bytes),
+            };
+            appends.read(number, bytes, AppendOutcome::NotStored);
+            appends.settle();
+        }
+        self.feed.rows(position(found.offset).offset, Vec::new());
+        Ok(())
+    }
+
+    fn word(&self, at: Position, run: u64, word: &Word) {
+        if at.offset >= self.known_to {
+            self.peers.take(at.offset, run, word);
+        }
+        let mut members = self.members.lock();
+        let changed = members.take(at.offset, run, word);
+        let now = Arc::new(members.clone());
+        drop(members);
+        self.feed.change(at.offset, Change::Nodes(now), changed);
+    }
+
     fn rows(&self, at: Position, rows: Vec<Row>, kept: bool) {
         let retained = rows.iter().filter(|row| row.table == Table::Retained).cloned().collect();
         if let Some(tables) = self.tables.as_ref().filter(|_| at.offset >= self.known_to) {
-            tables.apply(at.offset, rows, kept);
+            let several = self.members.lock().names().count() > 1;
+            for (client, by, moved) in tables.apply(at.offset, rows, kept) {
+                let moved = moved && several;
+                self.feed.change(at.offset, Change::Claimed { client, by, moved }, moved);
+            }
         }
         self.feed.rows(at.offset, retained);
     }
+}
+
+fn is_will(batch: &Batch) -> bool {
+    batch.views().all(|view| view.kind == Kind::Will)
 }
 
 /// Where a consumer reads on that has come to `position`.

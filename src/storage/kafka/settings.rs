@@ -48,7 +48,7 @@ const JAVA_ONLY: &[&str] = &[
 #[derive(Clone, Debug)]
 pub struct KafkaSettings {
     pub config: KafkaConfig,
-    /// This node's name. Another one that runs keeps us from starting: see `open.rs`.
+    /// This node's name. Of two processes with one name, the later one stays.
     pub node: String,
     /// Who consumes: a node has its own commits.
     pub reader: String,
@@ -58,6 +58,10 @@ pub struct KafkaSettings {
     pub commit_every: Duration,
     /// Log records are deleted so long after nothing needs them any more.
     pub keep_log: Duration,
+    /// How often a node says that it lives.
+    pub beat_every: Duration,
+    /// So long without a word, and a node is dead for the others.
+    pub dead_after: Duration,
 }
 
 impl KafkaSettings {
@@ -69,6 +73,8 @@ impl KafkaSettings {
             max_record_bytes: 1 << 20,
             commit_every: Duration::from_millis(50),
             keep_log: Duration::from_secs(60),
+            beat_every: Duration::from_secs(1),
+            dead_after: Duration::from_secs(6),
         }
     }
 

@@ -16,12 +16,17 @@ use super::format::{RecordKind, decode_value, encode_rows};
 use super::read;
 use super::watch::Watch;
 use super::writer::Writer;
+use crate::mqtt::ClientId;
 use crate::storage::{
-    AppendSink, ChangeLog, Durability, Follower, Position, Row, StorageError, Table,
+    AppendSink, ChangeLog, Durability, Follower, InForce, Position, Resolver, Row, StorageError,
+    Table,
 };
 
 /// Rows of other nodes that came between a load and its follower; a start takes less.
 const UNTOLD_MAX: usize = 1_000_000;
+
+/// A claim that came into force: whose session, by which node, and whether it was another's.
+type Claim = (ClientId, Arc<str>, bool);
 
 type Untold = BTreeMap<Table, VecDeque<(Position, Row)>>;
 
@@ -30,6 +35,35 @@ struct Followers {
     of: BTreeMap<Table, Arc<dyn Follower>>,
     /// What a follower that is still to come must be told.
     untold: Untold,
+    /// Tables that several nodes write.
+    resolvers: BTreeMap<Table, Resolver>,
+    /// The rows in force of those whose resolver asks for them.
+    current: HashMap<Bytes, (u64, Bytes), ahash::RandomState>,
+}
+
+impl Followers {
+    /// What becomes of a row; `None`: nothing.
+    fn resolve(&mut self, position: u64, row: Row) -> Option<InForce> {
+        let Some(resolver) = self.resolvers.get(&row.table) else {
+            return Some(InForce { row, claimed: None });
+        };
+        if !resolver.remembers {
+            return (resolver.how)(at(position), None, row);
+        }
+        let before = self.current.get(&row.key);
+        if before.is_some_and(|(newest, _)| *newest >= position) {
+            // Its topic has it already, or something newer.
+            return None;
+        }
+        let before = before.map(|(_, value)| value.as_ref());
+        let resolved = (resolver.how)(at(position), before, row)?;
+        let key = resolved.row.key.clone();
+        match &resolved.row.value {
+            Some(value) => drop(self.current.insert(key, (position, value.clone()))),
+            None => drop(self.current.remove(&key)),
+        }
+        Some(resolved)
+    }
 }
 
 /// Rows of the log that do not stand in their topics yet, positions rising.
@@ -49,6 +83,8 @@ pub(super) struct Tables {
     followers: Mutex<Followers>,
     /// There was a put: who does not follow by now never will.
     started: AtomicBool,
+    /// The start is over: rows may be written behind.
+    loaded: AtomicBool,
     pub(super) behind: Mutex<Behind>,
     /// Held while rows move from `behind` to their topics, and while a load looks at both.
     pub(super) moving: Mutex<()>,
@@ -70,6 +106,16 @@ fn keep(untold: &mut Untold, position: Position, row: &Row) {
     let untold = untold.entry(row.table).or_default();
     if untold.len() < UNTOLD_MAX {
         untold.push_back((position, row.clone()));
+    }
+}
+
+/// Keys with their newest rows.
+type Newest = HashMap<Bytes, (u64, Option<Bytes>)>;
+
+fn put(newest: &mut Newest, key: Bytes, position: u64, value: Option<Bytes>) {
+    let entry = newest.entry(key).or_insert((0, None));
+    if entry.0 <= position {
+        *entry = (position, value);
     }
 }
 
@@ -95,6 +141,7 @@ impl Tables {
             writer,
             followers: Mutex::default(),
             started: AtomicBool::new(false),
+            loaded: AtomicBool::new(false),
             behind: Mutex::default(),
             moving: Mutex::new(()),
             committed: Mutex::new(committed),
@@ -113,10 +160,20 @@ impl Tables {
     }
 
     /// The reader came across a put; `kept` rows will be found by the next start.
-    pub(super) fn apply(&self, position: u64, rows: Vec<Row>, kept: bool) {
-        // Held, so that a follower that comes meanwhile is told everything once.
+    pub(super) fn apply(&self, position: u64, rows: Vec<Row>, kept: bool) -> Vec<Claim> {
+        // Held, so that a follower or a load that comes meanwhile finds everything once.
         let mut followers = self.followers.lock();
-        let Followers { of, untold } = &mut *followers;
+        let (mut claims, mut in_force) = (Vec::new(), Vec::with_capacity(rows.len()));
+        for row in rows {
+            let Some(InForce { row, claimed }) = followers.resolve(position, row) else { continue };
+            if let Some((by, moved)) = claimed {
+                let client = ClientId::new(&String::from_utf8_lossy(&row.key));
+                claims.push((client, by, moved));
+            }
+            in_force.push(row);
+        }
+        let rows = in_force;
+        let Followers { of, untold, .. } = &mut *followers;
         let started = self.started.load(Ordering::Acquire);
         for row in rows.iter().filter(|row| row.table != Table::Retained) {
             match of.get(&row.table) {
@@ -125,9 +182,28 @@ impl Tables {
                 None => keep(untold, at(position), row),
             }
         }
-        drop(followers);
         if kept {
             self.push(position, rows);
+        }
+        claims
+    }
+
+    pub(super) fn may_write(&self) {
+        self.loaded.store(true, Ordering::Release);
+    }
+
+    pub(super) fn writes(&self) -> bool {
+        self.loaded.load(Ordering::Acquire)
+    }
+
+    /// Another node has written everything below `position` behind.
+    pub(super) fn written_by_another(&self, position: u64) {
+        let mut behind = self.behind.lock();
+        let Behind { plain, routed } = &mut *behind;
+        for rows in [plain, routed] {
+            while rows.front().is_some_and(|(at, _)| *at < position) {
+                rows.pop_front();
+            }
         }
     }
 
@@ -157,27 +233,26 @@ impl Tables {
     }
 
     /// The newest row of each key, deletions included.
-    fn newest(&self, table: Table) -> Result<HashMap<Bytes, (u64, Option<Bytes>)>, StorageError> {
+    fn newest(&self, table: Table) -> Result<Newest, StorageError> {
         let _still = self.moving.lock();
-        let mut newest: HashMap<Bytes, (u64, Option<Bytes>)> = HashMap::new();
-        let mut put = |key: Bytes, position: u64, value: Option<Bytes>| {
-            let entry = newest.entry(key).or_insert((0, None));
-            if entry.0 <= position {
-                *entry = (position, value);
-            }
-        };
+        let mut newest = Newest::new();
         let (topic, partitions) = self.place(table);
         let config = self.settings.consumer(self.settings.table(table));
         let (from, patience) = (Offset::Beginning, self.settings.config.command_timeout);
         read::to_the_end(&config, &self.watch, &topic, partitions, from, patience, &mut |found| {
             if found.mark.kind == RecordKind::TableRow {
                 let value = found.payload.map(decode_value).transpose()?;
-                put(Bytes::copy_from_slice(found.key), found.mark.number, value);
+                let key = Bytes::copy_from_slice(found.key);
+                put(&mut newest, key, found.mark.number, value);
             }
             Ok(())
         })?;
         let committed = *self.committed.lock();
-        let behind = self.behind.lock();
+        let mut followers = self.followers.lock();
+        let mut behind = self.behind.lock();
+        if let Some(resolver) = followers.resolvers.get(&table).cloned() {
+            followers.settle(table, &resolver, &mut newest, &mut behind);
+        }
         let (rows, until) = match is_routed(table) {
             true => (&behind.routed, committed),
             false => (&behind.plain, u64::MAX),
@@ -185,10 +260,47 @@ impl Tables {
         for (position, row) in
             rows.iter().filter(|(position, row)| row.table == table && *position < until)
         {
-            put(row.key.clone(), *position, row.value.clone());
+            put(&mut newest, row.key.clone(), *position, row.value.clone());
         }
         drop(behind);
         Ok(newest)
+    }
+}
+
+impl Followers {
+    /// Brings what the start found in the log into force: it was put before anybody could say how.
+    fn settle(
+        &mut self,
+        table: Table,
+        resolver: &Resolver,
+        newest: &mut Newest,
+        behind: &mut Behind,
+    ) {
+        if resolver.remembers {
+            let live = newest.iter().filter_map(|(key, (position, value))| {
+                Some((key.clone(), (*position, value.clone()?)))
+            });
+            self.current = live.collect();
+            self.untold.remove(&table);
+        }
+        let rows = match is_routed(table) {
+            true => &mut behind.routed,
+            false => &mut behind.plain,
+        };
+        let found = std::mem::take(rows);
+        for (position, row) in found {
+            if row.table != table {
+                rows.push_back((position, row));
+                continue;
+            }
+            let known = newest.get(&row.key).is_some_and(|(newest, _)| *newest >= position);
+            if known && resolver.remembers {
+                continue;
+            }
+            if let Some(resolved) = self.resolve(position, row) {
+                rows.push_back((position, resolved.row));
+            }
+        }
     }
 }
 
@@ -202,6 +314,7 @@ impl ChangeLog for KafkaTables {
         let tables = &self.0;
         if !tables.started.swap(true, Ordering::AcqRel) {
             tables.followers.lock().untold.clear();
+            tables.may_write();
         }
         let payload = encode_rows(&rows);
         let kind = match durability {
@@ -224,10 +337,22 @@ impl ChangeLog for KafkaTables {
         Ok(())
     }
 
+    fn resolve_by(&self, table: Table, resolver: Resolver) {
+        self.0.followers.lock().resolvers.insert(table, resolver);
+    }
+
     fn follow(&self, table: Table, follower: Arc<dyn Follower>) {
         let mut followers = self.0.followers.lock();
         for (position, row) in followers.untold.remove(&table).unwrap_or_default() {
-            follower.apply(position, &row);
+            // Those of a table that remembers were resolved when they came.
+            let remembers = followers.resolvers.get(&table).is_some_and(|one| one.remembers);
+            let resolved = match remembers {
+                true => Some(row),
+                false => followers.resolve(position.offset, row).map(|resolved| resolved.row),
+            };
+            if let Some(row) = resolved {
+                follower.apply(position, &row);
+            }
         }
         followers.of.insert(table, follower);
     }

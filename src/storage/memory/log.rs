@@ -149,7 +149,12 @@ impl State {
             return Step::Nothing;
         }
         self.told = self.at;
-        Step::Batch(LogBatch { incarnation: self.incarnation, items, end: at(self.at) })
+        Step::Batch(LogBatch {
+            incarnation: self.incarnation,
+            changes: Vec::new(),
+            items,
+            end: at(self.at),
+        })
     }
 }
 

@@ -82,6 +82,7 @@ impl Memory {
             queues: Arc::new(MemoryQueues { world: world() }),
             bucket: Arc::new(LocalBucket::new(&self.config.bucket)),
             device_bucket: Arc::new(LocalBucket::new(&[])),
+            peers: None,
         }
     }
 

@@ -176,6 +176,15 @@ impl DeviceQueues for RedisQueues {
         Box::pin(self.open_as(queue.clone(), incarnation, 0))
     }
 
+    fn open_as(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        epoch: u64,
+    ) -> BoxFuture<'_, Result<QueueState, StorageError>> {
+        Box::pin(Self::open_as(self, queue.clone(), incarnation, epoch))
+    }
+
     fn append(
         &self,
         appends: Vec<QueueAppend>,

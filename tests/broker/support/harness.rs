@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::link::Transport;
 
 /// How long a start or a stop may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How a broker is to be started. Nothing is read from the surroundings but `PATH`.
 #[derive(Clone, Default)]
@@ -247,7 +247,7 @@ impl Broker {
         kill_process(Pid::from_child(&self.child), signal).expect("the broker's process exists");
     }
 
-    fn await_exit(&mut self) -> ExitStatus {
+    pub(crate) fn await_exit(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

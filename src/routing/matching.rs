@@ -1,0 +1,162 @@
+//! Who gets a copy of one message: plain subscriptions, and of each shared one the member that is
+//! picked, by whichever node decides for it.
+
+use std::sync::Arc;
+
+use super::decisions::Decisions;
+use super::dispatcher::Parts;
+use super::here::Offer;
+use super::runs::{Copy, Runs};
+use super::subscriptions::{Entry, Inner};
+use super::{Group, Pick, Standing, Subscriber};
+use crate::delivery::SlotId;
+use crate::mqtt::{ClientId, QoS};
+use crate::storage::{Batch, LogBatch, LogItem, Origin, Position};
+use crate::telemetry::{self, Direction, DropReason};
+
+impl Parts {
+    pub(super) fn route(
+        &self,
+        inner: &Inner,
+        runs: &mut Runs,
+        batch: &Arc<Batch>,
+        position: Position,
+        place: (usize, usize),
+        decisions: &Decisions,
+    ) {
+        let view = batch.view(place.1);
+        let before = runs.copies();
+        let mut nobody = false;
+        let mut plain = std::mem::take(&mut runs.plain);
+        let mut picked = std::mem::take(&mut runs.picked);
+        inner.index.matches(
+            view.topic,
+            &mut |one| {
+                if one.entry.since < position.offset {
+                    plain.push((one.key, one.entry));
+                }
+            },
+            &mut |group| {
+                let origin = Origin { position, index: place.1 as u32, group: group.number() };
+                if self.is_anothers(&origin, batch) || decisions.is_taken(&origin) {
+                    nobody = true;
+                    return;
+                }
+                let chosen = self.pick(group, &origin, batch);
+                nobody |= chosen.is_none();
+                picked.extend(chosen);
+            },
+        );
+        for (slot, entry) in plain.drain(..) {
+            // MQTT-3.8.3-3, by client id, whatever connection it was published on (SUB-05).
+            if entry.options.no_local && self.is_client(slot, &batch.publisher().client_id) {
+                continue;
+            }
+            runs.add(slot, Copy::new(place, &view, &entry.options));
+        }
+        for (slot, entry, group) in picked.drain(..) {
+            runs.add(slot, Copy::new(place, &view, &entry.options).of_group(group));
+        }
+        (runs.plain, runs.picked) = (plain, picked);
+        let (position, copies) = (position.offset, runs.copies() - before);
+        let client = &batch.publisher().client_id;
+        tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
+        // A group's copy that nobody could take is counted already, or its copy follows.
+        if runs.copies() == before && !nobody && self.counts_for_all() {
+            let reason = DropReason::NoSubscribers;
+            telemetry::dropped_of(reason, Direction::Inbound, client.as_str(), view.topic, 1);
+        }
+    }
+
+    /// Whether another node decides who of a group gets a message; it is kept until that is known
+    /// to have happened.
+    fn is_anothers(&self, origin: &Origin, batch: &Arc<Batch>) -> bool {
+        self.here.as_ref().is_some_and(|here| here.leaves(origin, batch))
+    }
+
+    /// Who of the group gets the message; `None`: nobody can take it, which is counted.
+    fn pick(
+        &self,
+        group: &Group<SlotId, Entry>,
+        origin: &Origin,
+        batch: &Batch,
+    ) -> Option<(SlotId, Entry, u64)> {
+        let view = batch.view(origin.index as usize);
+        let standing =
+            |member: &Subscriber<SlotId, Entry>| self.standing(member, origin.position, view.qos);
+        match group.pick(self.turn, standing) {
+            Pick::Deliver(member) | Pick::Keep(member) => {
+                Some((member.key, member.entry, origin.group))
+            }
+            Pick::Nobody => {
+                let (why, by) = (DropReason::NoSubscribers, batch.publisher());
+                let client = by.client_id.as_str();
+                telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
+                None
+            }
+        }
+    }
+
+    /// Decides about messages whose decider is gone: the same as [`Self::collect`] would have, but
+    /// for their groups alone.
+    pub(super) fn collect_offers(
+        &self,
+        offers: Vec<Offer>,
+        incarnation: u64,
+        runs: &mut Runs,
+        decisions: &Decisions,
+    ) -> LogBatch {
+        runs.begin(self.slots.id_end());
+        let inner = self.subscriptions.read();
+        let mut items = Vec::with_capacity(offers.len());
+        for Offer { origin, batch, .. } in offers {
+            if decisions.is_taken(&origin) {
+                continue;
+            }
+            let (view, place) = (batch.view(origin.index as usize), items.len());
+            let mut picked = None;
+            inner.index.matches(view.topic, &mut |_| {}, &mut |group| {
+                if group.number() == origin.group {
+                    picked = self.pick(group, &origin, &batch);
+                }
+            });
+            if let Some((slot, entry, number)) = picked {
+                let copy = Copy::new((place, origin.index as usize), &view, &entry.options);
+                runs.add(slot, copy.of_group(number));
+            }
+            items.push((origin.position, LogItem::Publishes(batch)));
+        }
+        LogBatch { incarnation, changes: Vec::new(), items, end: Position::default() }
+    }
+
+    fn is_connected_elsewhere(&self, slot: SlotId) -> bool {
+        self.here.is_some()
+            && self.slots.by_id(slot).is_some_and(|slot| slot.is_connected_elsewhere())
+    }
+
+    fn counts_for_all(&self) -> bool {
+        self.here.as_ref().is_none_or(|here| here.counts())
+    }
+
+    fn is_client(&self, slot: SlotId, client_id: &ClientId) -> bool {
+        self.slots.by_id(slot).is_some_and(|slot| slot.client_id() == client_id)
+    }
+
+    fn standing(
+        &self,
+        member: &Subscriber<SlotId, Entry>,
+        position: Position,
+        qos: QoS,
+    ) -> Standing {
+        let view = self.slots.by_id(member.key).map(|slot| slot.view()).unwrap_or_default();
+        let qos = qos.min(member.entry.options.qos);
+        let keeps = view.persistent && qos.is_acknowledged();
+        match view.outbox {
+            _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
+            Some(outbox) if outbox.is_writable() => Standing::Usable,
+            Some(_) => Standing::Congested { keeps },
+            None if self.is_connected_elsewhere(member.key) => Standing::Usable,
+            None => Standing::Away { keeps },
+        }
+    }
+}

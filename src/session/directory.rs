@@ -1,0 +1,196 @@
+//! All sessions of the cluster as the log tells of them (docs/decisions/008): who claimed which,
+//! where. Told by the thread that reads the log, in its order; all nodes come to the same answers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::conn::End;
+use super::context::Context;
+use super::rows::{self, SessionRow};
+use crate::delivery::{Slot, SlotView};
+use crate::mqtt::{ClientId, TopicFilter};
+use crate::routing::SubscriptionRow;
+use crate::storage::{Follower, Peers, Position, QueueKey, Resolver, Row, Table};
+
+/// A claim of this node that is in force, and what it found.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) before: Option<SessionRow>,
+    pub(super) now: SessionRow,
+}
+
+/// Bounded by the number of sessions of the cluster.
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub(super) peers: Arc<Peers>,
+    entries: Mutex<HashMap<ClientId, SessionRow, ahash::RandomState>>,
+    /// Claims that their connections have not asked for yet: at most one for each that waits.
+    found: Mutex<HashMap<ClientId, Found, ahash::RandomState>>,
+    news: Mutex<News>,
+    pub(super) woken: Notify,
+}
+
+/// What the reader's thread leaves to a task; a session is there once.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    pub(super) clients: BTreeSet<ClientId>,
+    /// Rows of subscriptions that nobody needs.
+    pub(super) garbage: Vec<Row>,
+}
+
+impl Directory {
+    pub(super) fn new(peers: Arc<Peers>) -> Self {
+        let (entries, found, news) = Default::default();
+        Self { peers, entries, found, news, woken: Notify::new() }
+    }
+
+    /// How rows of sessions come into force.
+    pub(super) fn resolver() -> Resolver {
+        let how = Arc::new(|position: Position, before: Option<&[u8]>, row: Row| {
+            rows::resolve(position, before, row)
+        });
+        Resolver { how, remembers: true }
+    }
+
+    pub(super) fn get(&self, client_id: &ClientId) -> Option<SessionRow> {
+        self.entries.lock().get(client_id).cloned()
+    }
+
+    /// The fencing epoch of the session as far as the log was read.
+    pub(super) fn epoch(&self, client_id: &ClientId) -> Option<u64> {
+        self.entries.lock().get(client_id).map(|row| row.epoch)
+    }
+
+    pub(super) fn clients(&self) -> Vec<ClientId> {
+        self.entries.lock().keys().cloned().collect()
+    }
+
+    /// Whether the session is this node's, as far as the log was read.
+    pub(super) fn owns(&self, client_id: &ClientId, row: &SessionRow) -> bool {
+        self.peers.owns(client_id.as_str(), &row.node, row.epoch)
+    }
+
+    /// What the claim that stands at `position` found; `None`: it counts for nothing.
+    pub(super) fn found(&self, client_id: &ClientId, position: Position) -> Option<Found> {
+        let mut found = self.found.lock();
+        let ours = found.get(client_id).is_some_and(|one| one.now.epoch == position.offset);
+        ours.then(|| found.remove(client_id)).flatten()
+    }
+
+    pub(super) fn news(&self) -> News {
+        std::mem::take(&mut *self.news.lock())
+    }
+
+    fn tell(&self, client_id: &ClientId) {
+        self.news.lock().clients.insert(client_id.clone());
+        self.woken.notify_one();
+    }
+
+    /// Subscriptions of an earlier session: their rows stay in the table for nobody.
+    fn discard(&self, context: &Context, client_id: &ClientId, slot: &Slot, incarnation: u64) {
+        let filters = context.subscriptions.filters(slot.id());
+        context.subscriptions.remove_all(slot.id());
+        let row = |filter: &TopicFilter| SubscriptionRow::gone(client_id, filter, incarnation);
+        let mut news = self.news.lock();
+        news.garbage.extend(filters.iter().map(row));
+        drop(news);
+        self.woken.notify_one();
+    }
+
+    /// Takes up a stored row at start, before anything runs.
+    pub(super) fn load(&self, context: &Context, client_id: &ClientId, row: &SessionRow) {
+        let slot = context.slots.ensure(client_id);
+        let (incarnation, persistent) = (row.incarnation, row.expiry_s > 0);
+        slot.set(SlotView { incarnation, persistent, outbox: None });
+        slot.set_home(&Arc::from(&*row.node), row.epoch);
+        slot.set_connected_elsewhere(self.is_connected(row));
+        self.entries.lock().insert(client_id.clone(), row.clone());
+    }
+
+    /// Whether it is connected to another node that lives.
+    pub(super) fn is_connected(&self, row: &SessionRow) -> bool {
+        let is_there = || {
+            let members = self.peers.members();
+            let node = members.get(&row.node);
+            node.is_some_and(|node| node.gone.is_none() && node.joined <= row.epoch)
+        };
+        row.offline_since_ms.is_none() && *row.node != **self.peers.node() && is_there()
+    }
+
+    fn ended(&self, context: &Context, client_id: &ClientId) {
+        let Some(old) = self.entries.lock().remove(client_id) else { return };
+        if let Some(slot) = context.slots.by_client(client_id.as_str()) {
+            match self.owns(client_id, &old) {
+                true => self.discard(context, client_id, &slot, old.incarnation),
+                false => context.subscriptions.remove_all(slot.id()),
+            }
+            slot.set(SlotView::default());
+            context.slots.remove(&slot);
+        }
+        if self.owns(client_id, &old) {
+            context.queues.remove(&QueueKey::Client(client_id.clone()), old.incarnation);
+        }
+        self.tell(client_id);
+    }
+
+    fn claimed(&self, context: &Context, client_id: &ClientId, now: SessionRow) {
+        let before = self.entries.lock().insert(client_id.clone(), now.clone());
+        let ours = *now.node == **self.peers.node();
+        let fresh = context.slots.by_client(client_id.as_str()).is_none();
+        let slot = context.slots.ensure(client_id);
+        let resumed = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
+        if let Some(old) = before.as_ref().filter(|_| !resumed) {
+            match ours {
+                true => self.discard(context, client_id, &slot, old.incarnation),
+                false => context.subscriptions.remove_all(slot.id()),
+            }
+        }
+        let outbox = slot.view().outbox.filter(|_| ours);
+        let persistent = now.expiry_s > 0 || resumed;
+        if slot.is_persistent() != persistent {
+            context.subscriptions.touch();
+        }
+        slot.set(SlotView { incarnation: now.incarnation, persistent, outbox });
+        if fresh {
+            slot.set_home(&Arc::from(&*now.node), now.epoch);
+            slot.set_elsewhere(!ours);
+        }
+        slot.set_connected_elsewhere(!ours);
+        if ours {
+            self.found.lock().insert(client_id.clone(), Found { before, now });
+            return;
+        }
+        // TKO: the connection here ends; what it leaves is seen to by a task.
+        if let Some(live) = before.and_then(|old| context.registry.live_of(old.epoch)) {
+            live.end(End::TakenOver);
+        }
+        self.tell(client_id);
+    }
+}
+
+/// The directory as the follower of its table.
+pub(super) struct Follow(pub(super) Weak<Context>);
+
+impl Follower for Follow {
+    fn apply(&self, _position: Position, row: &Row) {
+        debug_assert_eq!(row.table, Table::Sessions);
+        let Some(context) = self.0.upgrade() else { return };
+        let Some(directory) = &context.directory else { return };
+        let client_id = ClientId::new(&String::from_utf8_lossy(&row.key));
+        let Some(value) = &row.value else { return directory.ended(&context, &client_id) };
+        match SessionRow::decode(value) {
+            Ok(now) if directory.epoch(&client_id) == Some(now.epoch) => {
+                let connected = directory.is_connected(&now);
+                if let Some(slot) = context.slots.by_client(client_id.as_str()) {
+                    slot.set_connected_elsewhere(connected);
+                }
+                directory.entries.lock().insert(client_id, now);
+            }
+            Ok(now) => directory.claimed(&context, &client_id, now),
+            Err(error) => tracing::error!(%error, "a session's row was not understood"),
+        }
+    }
+}
