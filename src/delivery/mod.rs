@@ -37,7 +37,7 @@ pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use socket::{Owner, Socket};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
 pub use toll::Toll;
-pub use writer::{Written, write};
+pub use writer::write;
 
 use crate::mqtt::{ClientId, Delivery, ProtocolVersion};
 use crate::storage::Batch;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWrite, DuplexStream};
 
-use super::{Config, Outbox, Owner, Settings, Socket, Written};
+use super::{Config, Outbox, Owner, Settings, Socket};
 use crate::codec::{Disconnect, Packet};
 use crate::mqtt::{ClientId, ProtocolVersion, ReasonCode};
 use crate::storage::{Memory, MemoryConfig};
@@ -42,11 +42,8 @@ impl Socket for Pipe {
         self.started.fetch_add(1, Ordering::SeqCst);
         self.running.fetch_add(1, Ordering::SeqCst);
         task::spawn("writer", async move {
-            let written = super::write(outbox, Writing(Arc::clone(&self))).await;
+            super::write(outbox, Writing(Arc::clone(&self)), owner).await;
             self.running.fetch_sub(1, Ordering::SeqCst);
-            if written == Written::Shut {
-                owner.upgrade().expect("the test holds it").written_out();
-            }
         });
     }
 }

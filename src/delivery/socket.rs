@@ -13,8 +13,7 @@ pub trait Socket: Send + Sync {
     /// One vectored write of what fits; `WouldBlock` when nothing does.
     fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Starts a task that runs [`write`](super::write) for `outbox` over this socket, and tells
-    /// `owner` if it ends with [`Written::Shut`](super::Written::Shut). Called from any thread.
+    /// Starts a task that runs [`write`](super::write) over this socket. Called from any thread.
     fn start_writer(self: Arc<Self>, outbox: Arc<Outbox>, owner: Weak<dyn Owner>);
 }
 

@@ -1,12 +1,12 @@
 //! The write side as a whole: outbox, writer task and queue, on paused time.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, DuplexStream};
 use tokio::time::Instant;
 
-use super::{ClientAck, Config, Outbox, Outgoing, Settings, Toll};
+use super::{ClientAck, Config, Outbox, Outgoing, Owner, Settings, Toll};
 use crate::codec::{self, AckKind, Packet, Peer};
 use crate::mqtt::{ClientId, Delivery, PacketId, ProtocolVersion, QoS, ReasonCode};
 use crate::storage::{
@@ -65,6 +65,12 @@ fn batch(count: usize, qos: QoS, retain: bool) -> Arc<Batch> {
     builder.finish()
 }
 
+struct Nobody;
+
+impl Owner for Nobody {
+    fn written_out(&self) {}
+}
+
 /// A client with a queue, its writer, and the far end of its socket.
 struct Bench {
     outbox: Arc<Outbox>,
@@ -86,9 +92,7 @@ impl Bench {
         // The "kernel" takes one message, so that the outbox is what fills.
         let (near, socket) = tokio::io::duplex(PAYLOAD);
         let writing = Arc::clone(&outbox);
-        task::spawn("writer", async move {
-            super::write(writing, near).await;
-        });
+        task::spawn("writer", super::write(writing, near, Weak::<Nobody>::new()));
         outbox.attach_queue(queue.clone(), &state);
         Self { outbox, queues, queue, socket, unread: Vec::new(), log: 0, memory }
     }

@@ -3,15 +3,15 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::Outbox;
 use super::out_buffer::OutBuffer;
 use super::pull::Work;
+use super::{Outbox, Owner};
 use crate::storage::{BoxFuture, Page, StorageError};
 use crate::telemetry::metrics;
 
@@ -20,7 +20,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a writer task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+enum Written {
     /// The outbox was closed, and everything left.
     Shut,
     /// The socket took nothing any more.
@@ -30,11 +30,13 @@ pub enum Written {
 }
 
 /// Writes what the outbox holds, one vectored write for all of it, and reads the client's queue
-/// when there is room. It never waits on the read side of its connection (invariant 10).
-pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) -> Written {
+/// when there is room. It never waits on the read side of its connection (invariant 10). Ends when
+/// the socket fails, when the outbox is closed and empty, which is told to `owner`, or when there
+/// is nothing to do and the outbox can start another one.
+pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W, owner: Weak<dyn Owner>) {
     let written = run(&outbox, &mut io).await.unwrap_or(Written::Failed);
     if written == Written::Rested {
-        return written;
+        return;
     }
     outbox.close(None);
     if written == Written::Shut {
@@ -43,7 +45,11 @@ pub async fn write<W: AsyncWrite + Unpin>(outbox: Arc<Outbox>, mut io: W) -> Wri
         drop(Box::pin(timeout(CLOSE_TIMEOUT, shut)).await);
     }
     outbox.set_gone();
-    written
+    if written == Written::Shut
+        && let Some(owner) = owner.upgrade()
+    {
+        owner.written_out();
+    }
 }
 
 type Pull = BoxFuture<'static, Result<Page, StorageError>>;

@@ -12,7 +12,7 @@ use tokio::io::AsyncWrite;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::runtime::Handle;
 
-use crate::delivery::{self, Outbox, Owner, Socket, Written};
+use crate::delivery::{self, Outbox, Owner, Socket};
 use crate::telemetry::task;
 
 /// A handle; clones write to the same socket.
@@ -37,14 +37,7 @@ impl Socket for TcpSocket {
 
     fn start_writer(self: Arc<Self>, outbox: Arc<Outbox>, owner: Weak<dyn Owner>) {
         let runtime = self.runtime.clone();
-        task::spawn_on(&runtime, "writer", async move {
-            let written = delivery::write(outbox, WriteHalf(self)).await;
-            if written == Written::Shut
-                && let Some(owner) = owner.upgrade()
-            {
-                owner.written_out();
-            }
-        });
+        task::spawn_on(&runtime, "writer", delivery::write(outbox, WriteHalf(self), owner));
     }
 }
 

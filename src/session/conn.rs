@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::Peer;
 use super::claim::Ask;
 use crate::codec::{DecodeError, Disconnect};
-use crate::delivery::{self, Outbox, Owner, Socket, Written};
+use crate::delivery::{self, Outbox, Owner, Socket};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::Grant;
 use crate::telemetry::{clock, task};
@@ -196,15 +196,9 @@ pub(super) fn start_writing<W>(conn: &Arc<Conn>, write: W, socket: Option<Arc<dy
 where
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    if let Some(socket) = socket {
-        let owner = Arc::downgrade(conn);
-        conn.outbox.write_by(socket, owner);
-        return;
+    let (outbox, owner) = (Arc::clone(&conn.outbox), Arc::downgrade(conn));
+    match socket {
+        Some(socket) => outbox.write_by(socket, owner),
+        None => drop(task::spawn("writer", delivery::write(outbox, write, owner))),
     }
-    let conn = Arc::clone(conn);
-    task::spawn("writer", async move {
-        if delivery::write(Arc::clone(&conn.outbox), write).await == Written::Shut {
-            conn.written_out();
-        }
-    });
 }

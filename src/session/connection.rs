@@ -471,7 +471,7 @@ mod tests {
         size_of::<F>()
     }
 
-    fn size_of_writer<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
+    fn size_of_writer<A, B, C, F: Future>(_: impl Fn(A, B, C) -> F) -> usize {
         size_of::<F>()
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use sluice::delivery::{self, Outbox, Owner, Socket, Written};
+use sluice::delivery::{self, Outbox, Owner, Socket};
 use sluice::telemetry::task;
 use tokio::io::{AsyncWrite, WriteHalf};
 use tokio::runtime::Handle;
@@ -44,14 +44,7 @@ impl Socket for Hand {
 
     fn start_writer(self: Arc<Self>, outbox: Arc<Outbox>, owner: Weak<dyn Owner>) {
         let runtime = self.runtime.clone();
-        task::spawn_on(&runtime, "writer", async move {
-            let written = delivery::write(outbox, Shared(self)).await;
-            if written == Written::Shut
-                && let Some(owner) = owner.upgrade()
-            {
-                owner.written_out();
-            }
-        });
+        task::spawn_on(&runtime, "writer", delivery::write(outbox, Shared(self), owner));
     }
 }
 
