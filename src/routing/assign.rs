@@ -1,12 +1,13 @@
 //! Copies of shared subscriptions for members with durable queues go by way of the log, each with
-//! the message and group it was picked for.
+//! the message and group it was picked for; and so do copies that nobody gets.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::decisions::Decisions;
+use super::decisions::{Decisions, nobody};
+use crate::mqtt::ClientId;
 use crate::storage::{
-    AppendOutcome, Batch, BatchBuilder, DirectCopy, Position, PublishLog, QueueKey,
+    AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageView, Position, PublishLog, QueueKey,
 };
 use crate::storage::{Settled, once};
 
@@ -34,6 +35,28 @@ impl Assignment {
         let mut builder = BatchBuilder::new(publisher, source.received_at_ms());
         indices.iter().for_each(|index| builder.push(&source.view(*index)));
         Self { to, incarnation, batch: builder.finish(), copies: copies.into() }
+    }
+
+    /// Copies that nobody gets: of each no more is kept than whose it would have been, where the
+    /// topic stands else.
+    pub(super) fn to_nobody<'a>(
+        source: &Batch,
+        refused: impl Iterator<Item = (usize, &'a ClientId)>,
+        copies: Vec<DirectCopy>,
+    ) -> Self {
+        let publisher = Arc::clone(source.publisher());
+        let mut builder = BatchBuilder::new(publisher, source.received_at_ms());
+        for (index, client_id) in refused {
+            let topic = client_id.as_str();
+            builder.push(&MessageView {
+                topic,
+                properties: &[],
+                payload: &[],
+                ..source.view(index)
+            });
+        }
+        let batch = builder.finish();
+        Self { to: nobody(), incarnation: 0, batch, copies: copies.into() }
     }
 
     fn append(&self, log: &dyn PublishLog) -> Settled {
@@ -70,7 +93,7 @@ pub(super) async fn assign(
             }
         }
         if !again.is_empty() {
-            tracing::warn!(copies = again.len(), "a shared subscription's copies are not stored");
+            tracing::warn!(copies = again.len(), "decisions about copies are not stored");
             tokio::time::sleep(RETRY).await;
         }
         open.extend(again.drain(..).map(|(one, in_doubt)| (one, one.append(log), in_doubt)));

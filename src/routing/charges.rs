@@ -4,63 +4,118 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::dispatcher::{Parts, lost};
+use super::assign::Assignment;
+use super::decisions::{Decisions, recipient};
+use super::dispatcher::{Parts, item, lost};
 use super::runs::{Copy, Runs};
 use crate::delivery::Slot;
 use crate::limits::{RateKey, RateTable};
-use crate::storage::{LogBatch, Purse};
+use crate::mqtt::ClientId;
+use crate::storage::{DirectCopy, LogBatch, Origin, Purse};
 use crate::telemetry::{DropReason, metrics};
 
-/// Which copies may enter queues, if not all may: how many of each message still.
+/// A record of refusals holds at most so many: a message that goes to everybody could be refused
+/// to everybody.
+const REFUSALS: usize = 1000;
+
+#[derive(Clone, Debug)]
+struct Refused {
+    copy: Copy,
+    origin: Origin,
+    client_id: ClientId,
+}
+
+/// Which copies may enter queues, if not all may; and which may not.
 #[derive(Debug, Default)]
-pub(super) struct Admitted(Option<HashMap<(u32, u32), u64, ahash::RandomState>>);
+pub(super) struct Admitted {
+    /// How many copies of each message still.
+    left: Option<HashMap<(u32, u32), u64, ahash::RandomState>>,
+    refused: Vec<Refused>,
+}
 
 impl Admitted {
-    /// The copies of one recipient without those that may not enter its queue, which are counted
-    /// as lost.
+    fn up_to(left: HashMap<(u32, u32), u64, ahash::RandomState>) -> Self {
+        Self { left: Some(left), refused: Vec::new() }
+    }
+
+    /// The copies of one recipient without those that may not enter its queue. What is refused now
+    /// is counted as lost; what an earlier run refused was.
     pub(super) fn of<'a>(
         &mut self,
         batch: &LogBatch,
         slot: &Slot,
         copies: &'a [Copy],
+        decisions: &Decisions,
     ) -> Cow<'a, [Copy]> {
-        if self.0.is_none() {
+        if self.left.is_none() && !decisions.knows_any() {
             return Cow::Borrowed(copies);
         }
+        let plain = recipient(slot.client_id());
         let mut admitted = Vec::with_capacity(copies.len());
         for copy in copies {
-            if !copy.is_queued() || self.takes(copy) {
+            let (position, _) = item(batch, copy);
+            let group = copy.group.unwrap_or(plain);
+            let origin = Origin { position, index: copy.index, group };
+            if !copy.is_queued() {
+                admitted.push(copy.clone());
+            } else if decisions.is_taken(&origin) {
+                // A group's decision that was taken has no copy here.
+            } else if self.takes(copy) {
                 admitted.push(copy.clone());
             } else {
                 metrics::LIMITED_DEVICE.inc();
                 lost(DropReason::RateLimits, slot, batch, copy);
+                let (copy, client_id) = (copy.clone(), slot.client_id().clone());
+                self.refused.push(Refused { copy, origin, client_id });
             }
         }
         Cow::Owned(admitted)
     }
 
     fn takes(&mut self, copy: &Copy) -> bool {
-        let Some(left) = &mut self.0 else { return true };
+        let Some(left) = &mut self.left else { return true };
         let left = left.get_mut(&(copy.item, copy.index)).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()
+    }
+
+    /// What was refused, as records for the log, addressed to nobody. They are to be durable before
+    /// anything enters a queue behind them (invariant 2).
+    pub(super) fn refusals(&self, batch: &LogBatch, parts: &Parts) -> Vec<Assignment> {
+        let mut refused: Vec<&Refused> = self.refused.iter().collect();
+        refused.sort_by_key(|one| one.origin);
+        let of_item = refused.chunk_by(|a, b| a.copy.item == b.copy.item);
+        of_item
+            .flat_map(|refused| refused.chunks(REFUSALS))
+            .map(|refused| {
+                let (_, publishes) = item(batch, &refused[0].copy);
+                let whose = refused.iter().map(|one| (one.copy.index as usize, &one.client_id));
+                let copies = refused.iter().map(|one| DirectCopy {
+                    delivery: one.copy.delivery,
+                    subscription_ids: Arc::clone(&parts.no_ids),
+                    origin: Some(one.origin),
+                });
+                Assignment::to_nobody(publishes, whose, copies.collect())
+            })
+            .collect()
     }
 }
 
 impl Parts {
     /// DEV-7: when messages match more queues than tokens are left, earlier messages go first, and
-    /// the surplus is dropped. What an earlier run dispatched is not asked again: its copies may
-    /// have been in their queues (invariant 2).
+    /// the surplus is dropped. What an earlier run dispatched is not asked again: its copies are in
+    /// their queues, or their refusal is a record of the log (invariant 2).
     pub(super) async fn admit_queued(
         &self,
         batch: &LogBatch,
         stretch: &Range<usize>,
         runs: &Runs,
     ) -> Admitted {
-        let Some(quota) = &self.limits.device_queues else { return Admitted(None) };
+        let Some(quota) = &self.limits.device_queues else { return Admitted::default() };
         let first = batch.items[stretch.clone()].first().map(|(position, _)| position.offset);
         if first.is_none_or(|offset| offset < self.limits.replayed_below) {
-            return Admitted(None);
+            return Admitted::default();
         }
         let mut wanted: Vec<(u32, u32)> = Vec::new();
         for run in runs.iter() {
@@ -71,13 +126,13 @@ impl Parts {
         }
         let purse = quota.take_up_to(wanted.len() as u64).await;
         if purse.holds() >= wanted.len() as u64 {
-            return Admitted(None);
+            return Admitted::default();
         }
         wanted.sort_unstable();
         wanted.truncate(purse.holds() as usize);
         let mut left = HashMap::default();
         wanted.into_iter().for_each(|message| *left.entry(message).or_insert(0) += 1);
-        Admitted(Some(left))
+        Admitted::up_to(left)
     }
 
     /// What all copies of the pass that pay on their way could cost.

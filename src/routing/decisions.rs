@@ -1,10 +1,31 @@
-//! Whom a shared subscription gave a message is decided once: a decision that puts a copy into a
-//! durable queue is a record of the log before anything rests on it, so that a replay neither
-//! decides again nor moves the sequences of a queue (INV-2).
+//! Whom a shared subscription gave a message is decided once, and so is which copies the limit of
+//! durable queues refuses: such a decision is a record of the log before anything rests on it, so
+//! that a replay neither decides again nor moves the sequences of a queue (INV-2).
+//!
+//! A refusal is a copy addressed to [`nobody`]. Its origin names the group that picked the
+//! recipient, or where none did, the recipient itself.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
-use crate::storage::{Origin, Position};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::mqtt::ClientId;
+use crate::storage::{Origin, Position, QueueKey};
+
+/// To whom a refused copy goes: no group has an empty name.
+pub(super) fn nobody() -> QueueKey {
+    QueueKey::Group(Arc::from(""))
+}
+
+pub(super) fn is_nobody(queue: &QueueKey) -> bool {
+    matches!(queue, QueueKey::Group(name) if name.is_empty())
+}
+
+/// What names a recipient in an origin, over restarts and nodes; groups are hashed without a seed.
+pub(super) fn recipient(client_id: &ClientId) -> u64 {
+    xxh3_64_with_seed(client_id.as_str().as_bytes(), 1)
+}
 
 /// An append that was left in doubt and done again: there may be two copies of one decision.
 #[derive(Debug)]
@@ -44,6 +65,11 @@ impl Decisions {
     pub(super) fn is_taken(&self, origin: &Origin) -> bool {
         !self.taken.is_empty() && self.taken.contains(origin)
             || !self.seen.is_empty() && self.seen.contains(origin)
+    }
+
+    /// Whether anything is decided that may still come.
+    pub(super) fn knows_any(&self) -> bool {
+        !self.taken.is_empty() || !self.seen.is_empty()
     }
 
     /// Messages below `position` will not come again.
@@ -102,6 +128,19 @@ mod tests {
         assert!(!decisions.is_taken(&Origin { group: 8, ..origin(10) }), "another group's");
         decisions.passed(at(11));
         assert!(!decisions.is_taken(&origin(10)) && decisions.is_taken(&origin(11)));
+    }
+
+    #[test]
+    fn a_refusal_is_no_groups_decision() {
+        let refused = Origin { group: recipient(&ClientId::new("$share/g/t")), ..origin(10) };
+        let mut decisions = Decisions::recovered(vec![(at(20), refused)]);
+        let group = xxhash_rust::xxh3::xxh3_64(b"$share/g/t");
+        assert!(decisions.knows_any() && decisions.is_taken(&refused));
+        assert!(!decisions.is_taken(&Origin { group, ..refused }), "a filter of that name");
+        assert!(!decisions.is_taken(&Origin { index: 1, ..refused }), "the next message");
+        assert!(is_nobody(&nobody()) && !is_nobody(&QueueKey::Group(Arc::from("g"))));
+        decisions.passed(at(11));
+        assert!(!decisions.knows_any());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::assign::{Assignment, assign};
-use super::decisions::Decisions;
+use super::decisions::{Decisions, is_nobody};
 use super::dispatcher::{Parts, RETRY, item, lost, outgoing};
 use super::runs::{Copy, Runs};
 use crate::delivery::{Outgoing, Slot, SlotView, Toll};
@@ -52,7 +52,7 @@ impl Parts {
             }
             if persistent {
                 let queue = queue();
-                let copies = admitted.of(batch, &slot, &run.copies);
+                let copies = admitted.of(batch, &slot, &run.copies, decisions);
                 assignments.extend(self.assignments(batch, &queue, incarnation, &copies, false));
                 let entries = self.entries(batch, &copies);
                 if !entries.is_empty() {
@@ -75,6 +75,10 @@ impl Parts {
             }
         }
         self.give_change(purse);
+        let refusals = admitted.refusals(batch, self);
+        if !refusals.is_empty() {
+            assign(&*self.log, &refusals, decisions).await;
+        }
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
         if !queued.is_empty() {
             self.enqueue(queued).await;
@@ -210,6 +214,16 @@ impl Parts {
             let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
                 continue;
             };
+            if is_nobody(to) {
+                for (index, copy) in deliveries.iter().enumerate() {
+                    let Some(origin) = &copy.origin else { continue };
+                    decisions.is_first(origin, *position);
+                    if let Some(here) = &self.here {
+                        here.refused(copies.view(index).topic, origin);
+                    }
+                }
+                continue;
+            }
             let mut entries = Vec::with_capacity(copies.len());
             let mut live = false;
             for (index, copy) in deliveries.iter().enumerate() {

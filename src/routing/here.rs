@@ -134,6 +134,19 @@ impl Here {
         all.iter().flat_map(|client_id| state.kept.take(client_id)).collect()
     }
 
+    /// The owner of this client's session has refused it a copy, so it is kept no longer.
+    pub(super) fn refused(&self, client_id: &str, origin: &Origin) {
+        let mut state = self.state.lock();
+        let Kept { of, bytes } = &mut state.kept;
+        let Some(entries) = of.get_mut(client_id) else { return };
+        entries.retain(|(_, entry)| {
+            let source = &entry.source;
+            let stays = (source.position, source.index) != (origin.position, origin.index);
+            *bytes -= if stays { 0 } else { cost(entry) };
+            stays
+        });
+    }
+
     /// Takes note of what has changed in front of this batch's messages; gives back what is this
     /// node's to put into queues from here on.
     pub(super) fn take(&self, batch: &LogBatch, slots: &Slots) -> Due {
