@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::limits::BATCH_BYTES;
 use crate::listener;
 use crate::storage::{
-    Embedded, EmbeddedSettings, Kafka, KafkaSettings, LocalBucket, Profile, Redis, StorageError,
-    Stores, SyncMode,
+    Embedded, EmbeddedSettings, Kafka, KafkaSettings, Profile, Redis, StorageError, Stores,
+    SyncMode,
 };
 
 /// What a record needs beside the packet or the batch that it holds.
@@ -113,7 +113,7 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
     queues.queue_limit = config.storage.device_queue_messages as u64;
     queues.queue_ttl = config.storage.device_message_ttl;
     queues.bucket = super::limits::windows(config.session.total_rate.windows.as_ref());
-    let device = super::limits::windows(config.routing.device_persisted_rate.as_ref());
+    queues.device_bucket = super::limits::windows(config.routing.device_persisted_rate.as_ref());
     let redis = Redis::connect(queues).await?;
     let kafka = tokio::task::spawn_blocking(move || Kafka::open(settings)).await??;
     let stores = Stores {
@@ -121,8 +121,7 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
         tables: kafka.tables(),
         queues: redis.queues(),
         bucket: redis.bucket(),
-        // Of this node alone, as long as there is one.
-        device_bucket: Arc::new(LocalBucket::new(&device)),
+        device_bucket: redis.device_bucket(),
         peers: Some(kafka.peers()),
     };
     Ok((Backend::Cluster(kafka, Mutex::new(Some(redis))), stores))

@@ -9,13 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::storage::{AppendOutcome, AppendSink};
+use crate::telemetry::metrics;
 
 struct Entry {
     sink: Arc<dyn AppendSink>,
     ticket: u64,
     bytes: u64,
+    since: Instant,
     done: Option<AppendOutcome>,
     /// The reader has come across it.
     read: bool,
@@ -59,7 +62,8 @@ impl Appends {
         let mut ring = self.ring.lock();
         let number = ring.first + ring.entries.len() as u64;
         let done = send(number).err();
-        ring.entries.push_back(Entry { sink, ticket, bytes, done, read: false });
+        let since = Instant::now();
+        ring.entries.push_back(Entry { sink, ticket, bytes, since, done, read: false });
     }
 
     /// How the append of this number ended.
@@ -100,6 +104,8 @@ impl Appends {
             if let AppendOutcome::Stored(position) = outcome {
                 ring.unread += if entry.read { 0 } else { entry.bytes };
                 self.end.fetch_max(position.offset + 1, Ordering::AcqRel);
+                metrics::LOG_SYNC.observe(entry.since.elapsed());
+                metrics::LOG_APPENDED_BYTES.add(entry.bytes);
             }
             drop(ring);
             entry.sink.settled(entry.ticket, outcome);

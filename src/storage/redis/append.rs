@@ -14,7 +14,7 @@ use super::script::Script;
 use super::settings::RedisKind;
 use super::shards::{Purpose, Shard, Shards};
 use crate::storage::{Appended, QueueAppend, StorageError};
-use crate::telemetry::{Direction, DropReason, dropped};
+use crate::telemetry::DropReason;
 
 /// Queues of one pipeline: what a master works through in about 10 ms.
 const QUEUES: usize = 512;
@@ -198,7 +198,7 @@ impl Appender {
         else {
             return Err(StorageError::Damaged("Redis answers an append oddly".into()));
         };
-        dropped(DropReason::QueueLimitExceeded, Direction::Outbound, lost as u64);
+        names.dropped(DropReason::QueueLimitExceeded, lost as u64);
         self.shards.known.depth_is(names.tag, depth as u64);
         Ok(Appended::Taken { first_seq: first as u64, skipped: skipped as usize })
     }

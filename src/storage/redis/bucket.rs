@@ -1,4 +1,4 @@
-//! The cluster's shared budget: token windows in one key, changed by one script (QUO-1).
+//! The cluster's shared budgets: token windows in one key each, changed by one script (QUO-1).
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::lane::{Verdict, judge};
 use super::link::unavailable;
 use super::script::Script;
 use super::shards::{Purpose, Shards};
-use crate::storage::{BoxFuture, StorageError, TokenBucket};
+use crate::storage::{BoxFuture, StorageError, TokenBucket, Window};
 
 /// Enough for a master that moved, and for scripts that were forgotten.
 const TRIES: usize = 3;
@@ -17,18 +17,20 @@ const TRIES: usize = 3;
 #[derive(Debug)]
 pub(super) struct RedisBucket {
     shards: Arc<Shards>,
+    windows: Vec<Window>,
     key: Vec<u8>,
     slot: u16,
 }
 
 impl RedisBucket {
-    pub(super) fn new(shards: Arc<Shards>) -> Self {
-        let key = format!("{}{{sluice}}bucket", shards.settings.prefix).into_bytes();
-        Self { shards, key, slot: slot(b"sluice") }
+    /// Each name is a bucket of its own.
+    pub(super) fn new(shards: Arc<Shards>, name: &str, windows: Vec<Window>) -> Self {
+        let key = format!("{}{{sluice}}{name}", shards.settings.prefix).into_bytes();
+        Self { shards, windows, key, slot: slot(b"sluice") }
     }
 
     async fn change(&self, wanted: u64, back: u64) -> Result<u64, StorageError> {
-        if self.shards.settings.bucket.is_empty() {
+        if self.windows.is_empty() {
             return Ok(wanted);
         }
         let mut last = unavailable("Redis does not answer");
@@ -38,7 +40,7 @@ impl RedisBucket {
             let mut pipe = Pipeline::new();
             let cmd = pipe.cmd("EVALSHA").arg(Script::Bucket.sha()).arg(1).arg(&self.key);
             cmd.arg(wanted).arg(back);
-            for window in &self.shards.settings.bucket {
+            for window in &self.windows {
                 let micros = window.period.as_micros().max(1);
                 cmd.arg(window.capacity).arg(u64::try_from(micros).unwrap_or(u64::MAX));
             }

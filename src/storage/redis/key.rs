@@ -6,6 +6,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::storage::QueueKey;
+use crate::telemetry::{Direction, DropReason, dropped_of};
 
 /// Longer ids are compared by their whole digest, so that no script moves kilobytes.
 const ID_INLINE: usize = 64;
@@ -72,6 +73,12 @@ impl Names {
         stem.extend_from_slice(&digits);
         stem.push(b'}');
         Self { tag, slot, stem, identity, long_id }
+    }
+
+    /// What a queue lost, under its owner's name.
+    pub(super) fn dropped(&self, reason: DropReason, lost: u64) {
+        let id = self.long_id.as_deref().unwrap_or(&self.identity[1..]);
+        dropped_of(reason, Direction::Outbound, &String::from_utf8_lossy(id), "", lost);
     }
 
     pub(super) fn key(&self, part: Part) -> Vec<u8> {

@@ -21,7 +21,7 @@ use super::link::{Link, Term, unavailable};
 use super::script::Script;
 use super::shards::{Purpose, Shard, Shards};
 use crate::storage::{AppendOutcome, AppendSink, IdRun, Position, StorageError};
-use crate::telemetry::{Direction, DropReason, dropped, metrics};
+use crate::telemetry::{DropReason, metrics};
 
 /// Calls of one pipeline.
 const CALLS: usize = 256;
@@ -250,7 +250,7 @@ impl Call {
             }
             What::Remove => {
                 if let Value::Int(lost @ 1..) = value {
-                    dropped(DropReason::SessionEnded, Direction::Outbound, lost as u64);
+                    self.names.dropped(DropReason::SessionEnded, lost as u64);
                 }
             }
         }

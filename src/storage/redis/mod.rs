@@ -106,8 +106,16 @@ impl Redis {
         move || shards.standing.trouble()
     }
 
+    /// The cluster's throughput (QUO-1).
     pub fn bucket(&self) -> Arc<dyn TokenBucket> {
-        Arc::new(RedisBucket::new(Arc::clone(&self.shards)))
+        let windows = self.shards.settings.bucket.clone();
+        Arc::new(RedisBucket::new(Arc::clone(&self.shards), "bucket", windows))
+    }
+
+    /// Copies into durable queues of the cluster (DEV-7).
+    pub fn device_bucket(&self) -> Arc<dyn TokenBucket> {
+        let windows = self.shards.settings.device_bucket.clone();
+        Arc::new(RedisBucket::new(Arc::clone(&self.shards), "device-bucket", windows))
     }
 
     /// An orderly end: everything that was called reaches Redis, if that takes no longer than

@@ -18,7 +18,7 @@ use crate::storage::{
     AppendSink, Appended, BoxFuture, DeviceQueues, IdRun, Page, QueueAppend, QueueKey, QueueState,
     QueuedMessage, StorageError,
 };
-use crate::telemetry::{Direction, DropReason, dropped};
+use crate::telemetry::DropReason;
 
 #[derive(Debug)]
 pub(super) struct RedisQueues {
@@ -66,7 +66,7 @@ impl RedisQueues {
         let tag = names.tag;
         let rolled_back = self.shards.standing.rolled_back();
         let open = |tell| What::Open { rolled_back, tell };
-        let value = self.ask(names, incarnation, epoch, open).await?;
+        let value = self.ask(Arc::clone(&names), incarnation, epoch, open).await?;
         let Value::Array(fields) = value else { return Err(damaged()) };
         let number = |at: usize| match fields.get(at) {
             Some(Value::Int(number)) => Ok(*number as u64),
@@ -75,8 +75,8 @@ impl RedisQueues {
         if number(0)? == 0 {
             return Err(StorageError::Fenced);
         }
-        dropped(DropReason::SessionEnded, Direction::Outbound, number(1)?);
-        dropped(DropReason::QueueLimitExceeded, Direction::Outbound, number(2)?);
+        names.dropped(DropReason::SessionEnded, number(1)?);
+        names.dropped(DropReason::QueueLimitExceeded, number(2)?);
         let Some(Value::BulkString(runs)) = fields.get(7) else { return Err(damaged()) };
         let state = QueueState {
             incarnation,
@@ -110,7 +110,7 @@ impl RedisQueues {
         // Lua counts in doubles; nobody has a page of so many bytes.
         let (messages, bytes) = (messages.max(1), bytes.min(1 << 48));
         let read = |tell| What::Read { after, messages, bytes, tell };
-        let value = self.ask(names, incarnation, epoch, read).await?;
+        let value = self.ask(Arc::clone(&names), incarnation, epoch, read).await?;
         let fields = match value {
             Value::Array(fields) => fields,
             Value::Int(0) => return Err(StorageError::Fenced),
@@ -122,7 +122,7 @@ impl RedisQueues {
             Some(_) | None => Err(damaged()),
         };
         let (next_seq, depth, lost, parked) = (number()?, number()?, number()?, number()?);
-        dropped(DropReason::QueueLimitExceeded, Direction::Outbound, lost);
+        names.dropped(DropReason::QueueLimitExceeded, lost);
         self.shards.known.read(tag, depth);
         let messages = parse_page(&mut fields, parked)?;
         Ok(Page { messages, next_seq })

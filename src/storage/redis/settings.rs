@@ -92,6 +92,8 @@ pub struct RedisSettings {
     pub queue_ttl: Duration,
     /// The windows of the token bucket; none means no limit.
     pub bucket: Vec<Window>,
+    /// Those of the bucket of copies into durable queues.
+    pub device_bucket: Vec<Window>,
 }
 
 impl Default for RedisSettings {
@@ -111,6 +113,7 @@ impl Default for RedisSettings {
             queue_limit: 10_000,
             queue_ttl: Duration::from_secs(604_800),
             bucket: Vec::new(),
+            device_bucket: Vec::new(),
         }
     }
 }
