@@ -76,8 +76,10 @@ fn queues_of_absent_clients_are_bounded() {
         b.dropped("Queue limit exceeded") as f64 == routed(3500)
     });
     let grown = broker.rss_kib().saturating_sub(before);
-    // 180 000 copies of 1 KB went by; what grows is at most the log's window of 32 MiB.
-    assert!(grown < 48 * MIB, "{grown} KiB");
+    // 180 000 copies of 1 KB went by; what grows is at most the log's window of 32 MiB, and the
+    // buffers of the clients of Kafka (16 MiB read ahead) and Redis (each copy of a pass once).
+    let bound = if crate::services().is_empty() { 48 } else { 160 };
+    assert!(grown < bound * MIB, "{grown} KiB");
     let mut client = Client::connect(&broker, &Connect::v5("away7").persistent().resume());
     (0..50).for_each(|_| drop(client.take()));
     client.expect_silence(Duration::from_millis(100));

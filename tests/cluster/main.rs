@@ -10,8 +10,10 @@
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
 mod contract;
+mod flow;
 mod health;
 mod nodes;
+mod quota_outage;
 mod redis_contract;
 mod redis_failover;
 mod redis_faults;
@@ -22,16 +24,39 @@ mod redis_server;
 mod services;
 mod topics;
 
+#[path = "../broker/backpressure.rs"]
+mod backpressure;
+#[path = "../broker/caps.rs"]
+mod caps;
+#[path = "../broker/flow_control.rs"]
+mod flow_control;
+#[path = "../broker/ledger.rs"]
+mod ledger;
+#[path = "../broker/limits.rs"]
+mod limits;
+#[path = "../broker/memory.rs"]
+mod memory;
+#[path = "../broker/metrics.rs"]
+mod metrics;
+#[allow(dead_code, reason = "the black-box tests use the rest of it")]
+#[path = "../broker/operator.rs"]
+mod operator;
 #[path = "../broker/ordering.rs"]
 mod ordering;
+#[path = "../broker/properties.rs"]
+mod properties;
 #[path = "../broker/qos.rs"]
 mod qos;
+#[path = "../broker/quota.rs"]
+mod quota;
 #[path = "../broker/restart.rs"]
 mod restart;
 #[path = "../broker/retained.rs"]
 mod retained;
 #[path = "../broker/session.rs"]
 mod session;
+#[path = "../broker/slow_reader.rs"]
+mod slow_reader;
 #[path = "../broker/subscribe.rs"]
 mod subscribe;
 #[allow(dead_code, unused_imports, reason = "the black-box tests use the rest of it")]

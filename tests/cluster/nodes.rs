@@ -9,6 +9,15 @@ use crate::support::{AckKind, Broker, Client, Connect, Start, Will, wire};
 
 /// Nodes `a`, `b`, … on one Kafka and one Redis; none where there are no services.
 fn nodes(count: usize, allowed: &[&str]) -> Option<Vec<Broker>> {
+    nodes_with(count, &[], allowed)
+}
+
+/// The same with settings.
+pub(crate) fn nodes_with(
+    count: usize,
+    settings: &[(&str, &str)],
+    allowed: &[&str],
+) -> Option<Vec<Broker>> {
     static CLUSTERS: AtomicU32 = AtomicU32::new(0);
     services()?;
     let prefix = format!("n{}.", CLUSTERS.fetch_add(1, Ordering::Relaxed));
@@ -17,6 +26,7 @@ fn nodes(count: usize, allowed: &[&str]) -> Option<Vec<Broker>> {
             .env("TB_SERVICE_ID", node)
             .env("TB_KAFKA_PREFIX", &prefix)
             .env("CACHE_PREFIX", &prefix);
+        let start = settings.iter().fold(start, |start, (name, value)| start.env(name, value));
         allowed.iter().fold(start, |start, text| start.allow_log(text)).start()
     };
     Some(["a", "b", "c"].into_iter().take(count).map(start).collect())
@@ -26,7 +36,7 @@ fn client(broker: &Broker, id: &str) -> Client {
     Client::connect(broker, &Connect::v5(id))
 }
 
-fn payloads(client: &mut Client, count: usize) -> Vec<String> {
+pub(crate) fn payloads(client: &mut Client, count: usize) -> Vec<String> {
     (0..count).map(|_| client.take().payload()).collect()
 }
 

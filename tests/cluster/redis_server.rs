@@ -193,6 +193,10 @@ impl Sentinel {
         sentinel
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Behind an address where nobody is.
     pub(crate) fn settings(&self) -> RedisSettings {
         let at = |port| RedisAddress { host: "127.0.0.1".into(), port };
