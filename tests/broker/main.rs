@@ -42,6 +42,7 @@ mod session;
 mod settings;
 mod shared;
 mod slow_reader;
+mod soak;
 mod stateful;
 mod storage;
 mod strict;

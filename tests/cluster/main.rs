@@ -57,6 +57,8 @@ mod retained;
 mod session;
 #[path = "../broker/slow_reader.rs"]
 mod slow_reader;
+#[path = "../broker/soak.rs"]
+mod soak;
 #[path = "../broker/subscribe.rs"]
 mod subscribe;
 #[allow(dead_code, unused_imports, reason = "the black-box tests use the rest of it")]
