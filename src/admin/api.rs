@@ -21,7 +21,7 @@ use crate::listener::Certificates;
 use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
-use crate::storage::Quota;
+use crate::storage::{NodeLosses, Quota};
 
 /// What the handlers work with.
 pub(super) struct Api {
@@ -29,6 +29,7 @@ pub(super) struct Api {
     pub(super) sessions: Sessions,
     pub(super) throughput: Option<Arc<Quota>>,
     pub(super) plan: Option<Plan>,
+    pub(super) losses: Option<Arc<NodeLosses>>,
     pub(super) certificates: Certificates,
     lists: Arc<Semaphore>,
 }
@@ -37,9 +38,9 @@ pub(super) struct Api {
 const DOCUMENT: &str = "/v3/api-docs";
 
 pub(super) fn router(managed: Managed) -> Router {
-    let Managed { security, sessions, throughput, plan, certificates } = managed;
+    let Managed { security, sessions, throughput, plan, losses, certificates } = managed;
     let lists = Arc::new(Semaphore::new(LISTS_AT_ONCE));
-    let api = Arc::new(Api { security, sessions, throughput, plan, certificates, lists });
+    let api = Arc::new(Api { security, sessions, throughput, plan, losses, certificates, lists });
     let (router, document) = described().split_for_parts();
     let document: Arc<str> = Arc::from(document.to_json().unwrap_or_default());
     let served = get(document_reply).with_state(document);

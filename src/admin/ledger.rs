@@ -4,10 +4,9 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -171,6 +170,7 @@ fn describe(row: &DroppedRow) -> Value {
     responses((status = 200, body = Value), (status = 400, body = ErrorBody)))]
 async fn list(
     _: Viewer,
+    State(api): State<Arc<Api>>,
     asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let wanted = match asked {
@@ -178,19 +178,40 @@ async fn list(
         Err(fault) => Err(fault.body_text()),
     };
     let wanted = wanted.map_err(|text| ApiError::new(StatusCode::BAD_REQUEST, text))?;
+    let others = match &api.losses {
+        Some(losses) => losses.others().await.ok(),
+        None => Some(Vec::new()),
+    };
+    let partial = others.is_none();
+    let others = others.unwrap_or_default();
     // The whole table is looked through: not on a worker thread.
-    let reply = tokio::task::spawn_blocking(move || wanted.reply(ledger::rows()));
+    let reply = tokio::task::spawn_blocking(move || {
+        let rows = match others.is_empty() {
+            true => ledger::rows(),
+            false => {
+                let told = others.iter().filter_map(DroppedRow::from_pair);
+                ledger::merged(ledger::rows().into_iter().chain(told))
+            }
+        };
+        let mut reply = wanted.reply(rows);
+        if partial {
+            // Redis is away: this node's own rows are better than none.
+            reply["partial"] = true.into();
+        }
+        reply
+    });
     reply.await.map(Json).map_err(|_| ApiError::storage())
 }
 
-/// Forgets the rows; the counters stay.
+/// Forgets the rows of all nodes; the counters stay.
 #[utoipa::path(delete, path = "/api/dropped-messages", tag = "dropped messages",
     responses((status = 200)))]
-async fn clear(_: Administrator) -> Response {
-    match tokio::task::spawn_blocking(ledger::clear).await {
-        Ok(()) => StatusCode::OK.into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+async fn clear(_: Administrator, State(api): State<Arc<Api>>) -> Result<StatusCode, ApiError> {
+    if let Some(losses) = &api.losses {
+        losses.delete().await.map_err(|_| ApiError::storage())?;
     }
+    let cleared = tokio::task::spawn_blocking(ledger::clear).await;
+    cleared.map(|()| StatusCode::OK).map_err(|_| ApiError::storage())
 }
 
 #[cfg(test)]

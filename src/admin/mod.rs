@@ -43,7 +43,7 @@ use crate::listener::{Certificates, Encryption};
 use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
-use crate::storage::Quota;
+use crate::storage::{NodeLosses, Quota};
 
 use api::{Api, blocking};
 
@@ -66,6 +66,8 @@ pub struct Managed {
     pub sessions: Sessions,
     pub throughput: Option<Arc<Quota>>,
     pub plan: Option<Plan>,
+    /// What other nodes have lost; `None`: there are none.
+    pub losses: Option<Arc<NodeLosses>>,
     /// Those of all doors, to be read again by order.
     pub certificates: Certificates,
 }

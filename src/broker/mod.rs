@@ -3,6 +3,7 @@
 
 mod access;
 mod health;
+mod ledger;
 mod limits;
 mod node;
 mod plan;
@@ -54,6 +55,8 @@ impl Broker {
         if config.telemetry.ledger {
             beside.push(task::spawn("dropped messages", telemetry::ledger::keep()));
         }
+        let losses = backend.losses(&config.service.id);
+        beside.extend(losses.clone().map(|all| task::spawn("shared losses", ledger::share(all))));
         let certificates = Certificates::default();
         let managed = Managed {
             certificates: certificates.clone(),
@@ -61,6 +64,7 @@ impl Broker {
             sessions: node.sessions(),
             throughput: node.limits().throughput.clone(),
             plan: plan.clone(),
+            losses,
         };
         beside.extend(plan.map(|plan| task::spawn("plan", plan::watch(plan))));
         let health = health::Health::new(&config, log, backend.queues());

@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::limits::BATCH_BYTES;
 use crate::listener;
 use crate::storage::{
-    Embedded, EmbeddedSettings, Kafka, KafkaSettings, Profile, Redis, StorageError, Stores,
-    SyncMode,
+    Embedded, EmbeddedSettings, Kafka, KafkaSettings, NodeLosses, Profile, Redis, StorageError,
+    Stores, SyncMode,
 };
 
 /// What a record needs beside the packet or the batch that it holds.
@@ -58,6 +58,16 @@ impl Backend {
             Backend::Embedded(_) => None,
             Backend::Cluster(_, redis) => {
                 redis.lock().as_ref().map(|redis| Arc::new(redis.health()) as Trouble)
+            }
+        }
+    }
+
+    /// Where other nodes read what this one has lost.
+    pub(super) fn losses(&self, node: &str) -> Option<Arc<NodeLosses>> {
+        match self {
+            Backend::Embedded(_) => None,
+            Backend::Cluster(_, redis) => {
+                redis.lock().as_ref().map(|redis| Arc::new(redis.losses(node)))
             }
         }
     }

@@ -18,7 +18,8 @@ pub mod redis;
 mod settle;
 
 pub use self::redis::{
-    IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
+    IsLive, LossRow, NodeLosses, Projected, Projector, Redis, RedisAddress, RedisKind,
+    RedisSettings, RedisTls, Secret,
 };
 pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};

@@ -51,6 +51,53 @@ pub struct DroppedRow {
     pub last_ms: u64,
 }
 
+impl DroppedRow {
+    /// Its name and its numbers, for another node; no name holds U+0000.
+    pub fn to_pair(&self) -> (Vec<u8>, Vec<u8>) {
+        let side = match self.direction {
+            Direction::Inbound => "in",
+            Direction::Outbound => "out",
+        };
+        let Self { client, topic, count, first_ms, last_ms, .. } = self;
+        let name = format!("{}\0{side}\0{client}\0{topic}", self.reason.text());
+        (name.into_bytes(), format!("{count} {first_ms} {last_ms}").into_bytes())
+    }
+
+    /// What another node told; `None` if it is of another version.
+    pub fn from_pair((name, numbers): &(Vec<u8>, Vec<u8>)) -> Option<Self> {
+        let mut name = std::str::from_utf8(name).ok()?.split('\0');
+        let why = name.next()?;
+        let reason = DropReason::ALL.into_iter().find(|reason| reason.text() == why)?;
+        let direction = match name.next()? {
+            "in" => Direction::Inbound,
+            "out" => Direction::Outbound,
+            _ => return None,
+        };
+        let (client, topic) = (name.next()?.into(), name.next()?.into());
+        let numbers = std::str::from_utf8(numbers).ok()?;
+        let mut numbers = numbers.split(' ').map_while(|number| number.parse().ok());
+        let (count, first_ms, last_ms) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        Some(Self { client, topic, reason, direction, count, first_ms, last_ms })
+    }
+}
+
+/// Up to where another place knows the rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    until_ms: u64,
+    /// Of which [`Table::removals`]; `None`: of nothing.
+    removals: Option<u64>,
+}
+
+/// Rows that have changed.
+#[derive(Debug)]
+pub struct News {
+    pub rows: Vec<DroppedRow>,
+    /// They are all there are: others that are known are gone.
+    pub whole: bool,
+    pub seen: Seen,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     count: u64,
@@ -67,7 +114,15 @@ impl Cell {
         self.first_ms = self.first_ms.min(first_ms);
         self.last_ms = self.last_ms.max(last_ms);
     }
+
+    fn row(&self, client: &str, topic: &str, (reason, direction): Kind) -> DroppedRow {
+        let Cell { count, first_ms, last_ms } = *self;
+        let (client, topic) = (client.into(), topic.into());
+        DroppedRow { client, topic, reason, direction, count, first_ms, last_ms }
+    }
 }
+
+type Kind = (DropReason, Direction);
 
 type Map<V> = HashMap<Key, V, RandomState>;
 
@@ -93,6 +148,8 @@ struct Table {
     rest: HashMap<(DropReason, Direction), Cell>,
     /// Counts that somebody deleted.
     deleted: HashMap<(DropReason, Direction), u64>,
+    /// How often rows have gone.
+    removals: u64,
 }
 
 fn kinds() -> impl Iterator<Item = (DropReason, Direction)> {
@@ -127,8 +184,10 @@ impl Ledger {
                 table.add(key, count, now_ms);
             }
         }
+        let before = table.rows.len();
         table.rows.retain(|_, cell| cell.last_ms + KEEP_MS > now_ms);
         table.trim();
+        table.removals += u64::from(table.rows.len() < before);
         table.reckon(now_ms);
     }
 }
@@ -156,6 +215,15 @@ impl Table {
             left -= usize::from(goes);
             !goes
         });
+    }
+
+    /// Rows with a loss at this time or later; with `gone` also a rest that came to nothing.
+    fn since(&self, from_ms: u64, gone: bool) -> Vec<DroppedRow> {
+        let named = self.rows.iter().filter(|(_, cell)| cell.last_ms >= from_ms);
+        let named = named.map(|(k, cell)| cell.row(&k.client, &k.topic, (k.reason, k.direction)));
+        let counts = |cell: &Cell| cell.last_ms >= from_ms && (gone || cell.count > 0);
+        let rest = self.rest.iter().filter(|(_, cell)| counts(cell));
+        named.chain(rest.map(|(kind, cell)| cell.row("", "", *kind))).collect()
     }
 
     /// Makes the rest what the counter has beyond the rows.
@@ -199,20 +267,29 @@ pub async fn keep() {
 /// [`clear`]. Looks through the whole table: not for a hot path.
 pub fn rows() -> Vec<DroppedRow> {
     LEDGER.fold(clock::wall_ms());
+    LEDGER.table.lock().since(0, false)
+}
+
+/// What has changed since somebody saw the rows.
+pub fn news(seen: Seen) -> News {
+    let now_ms = clock::wall_ms();
+    LEDGER.fold(now_ms);
     let table = LEDGER.table.lock();
-    let row = |client: &str, topic: &str, (reason, direction), cell: &Cell| DroppedRow {
-        client: client.into(),
-        topic: topic.into(),
-        reason,
-        direction,
-        count: cell.count,
-        first_ms: cell.first_ms,
-        last_ms: cell.last_ms,
-    };
-    let named = table.rows.iter();
-    let named = named.map(|(k, cell)| row(&k.client, &k.topic, (k.reason, k.direction), cell));
-    let rest = table.rest.iter().filter(|(_, cell)| cell.count > 0);
-    named.chain(rest.map(|(kind, cell)| row("", "", *kind, cell))).collect()
+    let whole = seen.removals != Some(table.removals);
+    let rows = table.since(if whole { 0 } else { seen.until_ms }, !whole);
+    News { rows, whole, seen: Seen { until_ms: now_ms, removals: Some(table.removals) } }
+}
+
+/// Rows of several nodes, those of one name as one.
+pub fn merged(rows: impl IntoIterator<Item = DroppedRow>) -> Vec<DroppedRow> {
+    let mut table: Map<Cell> = Map::default();
+    for row in rows {
+        let DroppedRow { client, topic, reason, direction, count, first_ms, last_ms } = row;
+        let key = Key { client, topic, reason, direction };
+        table.entry(key).or_default().add(count, first_ms, last_ms);
+    }
+    let rows = table.into_iter().filter(|(_, cell)| cell.count > 0);
+    rows.map(|(key, cell)| cell.row(&key.client, &key.topic, (key.reason, key.direction))).collect()
 }
 
 /// Deletes all rows; the counters stay.
@@ -220,6 +297,7 @@ pub fn clear() {
     let now_ms = clock::wall_ms();
     LEDGER.fold(now_ms);
     let mut table = LEDGER.table.lock();
+    table.removals += 1;
     let rows = std::mem::take(&mut table.rows);
     let mut gone: HashMap<(DropReason, Direction), u64> = HashMap::new();
     for (key, cell) in rows {
@@ -280,5 +358,44 @@ mod tests {
         }
         ledger.fold(1);
         assert_eq!(ledger.table.lock().rows.len(), SHARDS * SHARD_ROWS_MAX);
+    }
+
+    /// MET-2: rows of several nodes are told and taken as they are, those of one name as one.
+    #[test]
+    fn rows_of_several_nodes_are_one_table() {
+        let row = |client: &str, count, first_ms| DroppedRow {
+            client: client.into(),
+            topic: "t/ü x".into(),
+            reason: WHY,
+            direction: Direction::Outbound,
+            count,
+            first_ms,
+            last_ms: first_ms + 1,
+        };
+        let there = [row("a", 2, 20), row("", 0, 30)];
+        let told: Vec<_> = there.iter().map(DroppedRow::to_pair).collect();
+        let taken: Vec<_> = told.iter().filter_map(DroppedRow::from_pair).collect();
+        assert_eq!(taken, there);
+        assert_eq!(DroppedRow::from_pair(&(b"what\0in\0a\0t".to_vec(), b"1 2 3".to_vec())), None);
+        let all = merged([row("a", 1, 10)].into_iter().chain(taken));
+        assert_eq!(all, [DroppedRow { last_ms: 21, ..row("a", 3, 10) }]);
+    }
+
+    /// MET-2: only what has changed is told; when rows have gone, all is.
+    #[test]
+    fn news_are_what_has_changed() {
+        let key = |client: &str| Key {
+            client: client.into(),
+            topic: "t".into(),
+            reason: WHY,
+            direction: Direction::Inbound,
+        };
+        let mut table = Table::default();
+        table.add(key("old"), 1, 10);
+        table.add(key("new"), 1, 20);
+        let names =
+            |rows: Vec<DroppedRow>| rows.into_iter().map(|row| row.client).collect::<Vec<_>>();
+        assert_eq!(names(table.since(20, true)), [Box::<str>::from("new")]);
+        assert_eq!(table.since(0, false).len(), 2);
     }
 }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::nodes::{nodes_with, payloads};
+use crate::operator::{self, Operator};
 use crate::support::{Broker, Client, Connect, Level};
 
 /// Marks so low that a few messages reach them.
@@ -123,6 +124,38 @@ fn nodes_share_the_limit_of_copies_into_queues() {
     }
     assert!(got <= TOKENS, "{got} of {TOKENS}");
     assert_eq!(got + dropped(), 20);
+}
+
+/// MET-2: each node tells what all have lost, and the sum is that of their counters; to delete the
+/// rows on one deletes them on all.
+#[test]
+fn the_ledger_is_that_of_all_nodes() {
+    let settings = [("SECURITY_ADMIN_PASSWORD", operator::PASSWORD)];
+    let Some(nodes) = nodes_with(2, &settings, &[]) else { return };
+    let lose = |node: &Broker, id: &str, times: usize| {
+        let mut client = Client::connect(node, &Connect::v5(id));
+        (0..times).for_each(|_| _ = client.publish("nobody", "m", 1));
+    };
+    lose(&nodes[0], "a", 3);
+    lose(&nodes[1], "b", 4);
+    lose(&nodes[1], "a", 5);
+    let counters = || nodes.iter().filter_map(|node| node.metric("droppedMsgs_total")).sum::<f64>();
+    nodes[0].eventually("all is counted", |_| counters() == 12.0);
+    let list = |node: &Broker, query: &str| -> serde_json::Value {
+        Operator::login(node).get(&format!("/api/dropped-messages?{query}")).ok()
+    };
+    for node in &nodes {
+        node.eventually("all rows", |node| list(node, "")["totalCount"] == 12);
+        let of_a = list(node, "clientId=a&pageSize=1");
+        assert_eq!((&of_a["totalElements"], &of_a["data"][0]["count"]), (&1.into(), &8.into()));
+    }
+    assert_eq!(Operator::login(&nodes[0]).delete("/api/dropped-messages").status, 200);
+    for node in &nodes {
+        node.eventually("no row", |node| list(node, "")["totalElements"] == 0);
+    }
+    assert_eq!(counters(), 12.0, "counters stay");
+    lose(&nodes[1], "again", 1);
+    nodes[0].eventually("a new row", |node| list(node, "")["totalCount"] == 1);
 }
 
 /// QUO-1, QUO-10: three nodes with as many publishers as can send share one budget, also while one

@@ -14,6 +14,7 @@ mod key;
 mod known;
 mod lane;
 mod link;
+mod losses;
 mod projection;
 mod queues;
 mod script;
@@ -34,6 +35,7 @@ use self::append::Appender;
 use self::bucket::RedisBucket;
 use self::key::Names;
 use self::lane::{Call, Tell, What};
+pub use self::losses::{LossRow, NodeLosses};
 use self::queues::RedisQueues;
 use self::shards::{Purpose, Shards, watch};
 use super::{Committed, DeviceQueues, Position, QueueKey, QueueState, StorageError, TokenBucket};
@@ -116,6 +118,11 @@ impl Redis {
     pub fn device_bucket(&self) -> Arc<dyn TokenBucket> {
         let windows = self.shards.settings.device_bucket.clone();
         Arc::new(RedisBucket::new(Arc::clone(&self.shards), "device-bucket", windows))
+    }
+
+    /// What the nodes tell each other of what they have lost.
+    pub fn losses(&self, node: &str) -> NodeLosses {
+        NodeLosses::new(Arc::clone(&self.shards), node)
     }
 
     /// An orderly end: everything that was called reaches Redis, if that takes no longer than
