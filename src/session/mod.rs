@@ -29,6 +29,7 @@ mod rows;
 mod subscribe;
 mod sweep;
 mod timers;
+mod wills;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -168,3 +169,5 @@ impl Sessions {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod will_tests;
