@@ -130,6 +130,26 @@ fn fast_publishers_are_held_by_tcp() {
     assert_eq!(broker.metric("incomingPublishMsg_consumed_total"), Some(4000.0), "total and good");
 }
 
+/// IN-5: a reader that is held until the log has what it read goes on when that is there, however
+/// often, and whenever the answer comes.
+#[test]
+fn a_held_reader_goes_on_each_time() {
+    const EACH: u16 = 20_000;
+    let broker = Start::new().env("LISTENER_READ_AHEAD", 2).start();
+    std::thread::scope(|scope| {
+        for at in 0..4 {
+            let mut client = Client::connect(&broker, &Connect::v311(format!("held {at}")));
+            scope.spawn(move || {
+                let one = |id| wire::publish(Level::V311, 2, "t", id, &[], "m");
+                client.send(&(1..=EACH).flat_map(one).collect::<Vec<_>>());
+                for id in 1..=EACH {
+                    assert_eq!(client.acknowledged(AckKind::Puback, id), 0);
+                }
+            });
+        }
+    });
+}
+
 /// IN-5, OUT-4, invariant 10: a client that takes no answers is not read any more; its keep-alive
 /// clock stands still meanwhile, what it is owed goes out when it reads, and then it is read again.
 #[test]
