@@ -134,8 +134,8 @@ fn fast_publishers_are_held_by_tcp() {
 /// often, and whenever the answer comes.
 #[test]
 fn a_held_reader_goes_on_each_time() {
-    const EACH: u16 = 20_000;
-    let broker = Start::new().env("LISTENER_READ_AHEAD", 2).start();
+    const EACH: u16 = 3000;
+    let broker = Start::new().env("LISTENER_READ_AHEAD", 20).start();
     std::thread::scope(|scope| {
         for at in 0..4 {
             let mut client = Client::connect(&broker, &Connect::v311(format!("held {at}")));
