@@ -10,8 +10,13 @@
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
 mod contract;
+mod faults;
 mod health;
+#[path = "../crash/link.rs"]
+mod link;
 mod nodes;
+#[path = "../crash/publisher.rs"]
+mod publisher;
 mod redis_contract;
 mod redis_failover;
 mod redis_faults;
@@ -20,7 +25,11 @@ mod redis_memory;
 mod redis_projection;
 mod redis_server;
 mod services;
+#[path = "../crash/subscriber.rs"]
+mod subscriber;
 mod topics;
+#[path = "../crash/world.rs"]
+mod world;
 
 #[path = "../broker/ordering.rs"]
 mod ordering;
