@@ -10,9 +10,14 @@
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
 mod contract;
+mod faults;
 mod flow;
 mod health;
+#[path = "../crash/link.rs"]
+mod link;
 mod nodes;
+#[path = "../crash/publisher.rs"]
+mod publisher;
 mod quota_outage;
 mod redis_contract;
 mod redis_failover;
@@ -22,7 +27,11 @@ mod redis_memory;
 mod redis_projection;
 mod redis_server;
 mod services;
+#[path = "../crash/subscriber.rs"]
+mod subscriber;
 mod topics;
+#[path = "../crash/world.rs"]
+mod world;
 
 #[path = "../broker/backpressure.rs"]
 mod backpressure;

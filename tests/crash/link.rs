@@ -10,6 +10,8 @@ use crate::support::{Connect, Level, Packet, parse};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Gone,
+    /// CONNECT was answered so: come again.
+    Unavailable,
     Malformed(String),
 }
 
@@ -35,6 +37,7 @@ impl Link {
                 link.session_present = session_present;
                 Ok(link)
             }
+            Some(Packet::Connack { code: 3 | 0x88, .. }) => Err(End::Unavailable),
             Some(other) => Err(End::Malformed(format!("CONNECT was answered with {other:?}"))),
             None => Err(End::Gone),
         }
@@ -50,6 +53,10 @@ impl Link {
         loop {
             if let Some((packet, length)) = parse(self.level, &self.read).map_err(End::Malformed)? {
                 self.read.drain(..length);
+                // A node that leaves, or whose storage does, says so on level 5.
+                if matches!(packet, Packet::Disconnect { code: 0x80 | 0x8B, .. }) {
+                    return Err(End::Gone);
+                }
                 return Ok(Some(packet));
             }
             let left = deadline.saturating_duration_since(Instant::now());
