@@ -14,7 +14,7 @@ use super::timers;
 use crate::mqtt::ReasonCode;
 use crate::storage::Durability;
 use crate::storage::Unwatched;
-use crate::telemetry::{clock, metrics, task};
+use crate::telemetry::{Throttle, clock, metrics, task};
 
 /// `mqtt.keep-alive.monitoring-delay-ms`: fine enough for one and a half times a second.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
@@ -84,6 +84,9 @@ async fn watch_rights(context: Arc<Context>) {
     }
 }
 
+static HELD: Throttle = Throttle::per_minute();
+static GO_ON: Throttle = Throttle::per_minute();
+
 /// Holds publishers while dispatch lags behind (IN-8), and tells of trouble once.
 async fn watch_log(context: Arc<Context>) {
     loop {
@@ -94,10 +97,18 @@ async fn watch_log(context: Arc<Context>) {
         let age_max_ms = context.config.dispatch_lag_max_age.as_millis();
         let lags = bytes > context.config.dispatch_lag_max_bytes || u128::from(age_ms) > age_max_ms;
         if lags != context.is_lagging() {
-            if lags {
-                tracing::warn!(bytes, age_ms, "dispatch lags behind: publishers are held");
-            } else {
-                tracing::info!("dispatch has caught up: publishers go on");
+            // At the bound it goes to and fro.
+            if let Some(unsaid) = if lags { HELD.ready() } else { GO_ON.ready() } {
+                if lags {
+                    tracing::warn!(
+                        bytes,
+                        age_ms,
+                        unsaid,
+                        "dispatch lags behind: publishers are held"
+                    );
+                } else {
+                    tracing::info!(unsaid, "dispatch has caught up: publishers go on");
+                }
             }
             context.set_lagging(lags);
         }

@@ -207,7 +207,7 @@ catalogue! {
     Counter LOG_APPENDED_BYTES = "publishLogAppendedBytes_total",
         "Bytes appended to the publish log.";
     Timer LOG_SYNC = "publishLogSync_seconds",
-        "Time of one group commit, write and sync; on Kafka, until it has one batch.";
+        "Time of one group commit, write and sync; on Kafka, until one batch is confirmed.";
     Gauge LOG_LAG_BYTES = "publishLogLagBytes",
         "Bytes in the publish log that wait for dispatch.";
     Gauge LOG_LAG_MS = "publishLogLagMs",
