@@ -89,6 +89,8 @@ async fn embedded(config: &Config) -> Result<(Backend, Stores), Fault> {
     settings.checkpoint_every = embedded.checkpoint_period;
     settings.queue_limit = config.storage.device_queue_messages as u64;
     settings.queue_ttl = config.storage.device_message_ttl;
+    settings.application_bytes = config.storage.application.bytes;
+    settings.application_life = config.storage.application.life;
     let total = config.session.total_rate.windows.as_ref();
     settings.bucket = super::limits::windows(total);
     settings.device_bucket = super::limits::windows(config.routing.device_persisted_rate.as_ref());
