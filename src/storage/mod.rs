@@ -19,13 +19,14 @@ pub mod redis;
 mod settle;
 
 pub use self::redis::{
-    IsLive, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls, Secret,
+    IsLive, Places, Projected, Projector, Redis, RedisAddress, RedisKind, RedisSettings, RedisTls,
+    Secret,
 };
 pub use config::{
     Config, EmbeddedConfig, KafkaConfig, Profile, Retention, SyncMode, TopicConfig, Topics,
 };
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
-pub use kafka::{Kafka, KafkaSettings};
+pub use kafka::{Applications, Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use peers::Peers;
 pub use ports::{

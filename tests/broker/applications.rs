@@ -97,7 +97,7 @@ fn an_application_client_finds_all_that_was_published_meanwhile() {
     publish_numbers(&mut publisher, "t/2", 1500..1600, 2);
     publish_numbers(&mut publisher, "t/1", 1600..2000, 1);
     routed(&broker, &mut publisher);
-    assert_eq!((lag(&operator, "a"), lag(&operator, "d")), (2000, 10));
+    assert_eq!(lag(&operator, "a"), 2000);
     let mut device = Client::connect(&broker, &dev("d"));
     take_numbers(&mut device, 1990..2000);
     let mut client = Client::connect(&broker, &app("a"));

@@ -9,6 +9,7 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says why")]
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
+mod application_nodes;
 mod contract;
 mod health;
 mod nodes;
@@ -22,6 +23,11 @@ mod redis_server;
 mod services;
 mod topics;
 
+#[path = "../broker/applications.rs"]
+mod applications;
+#[allow(dead_code, reason = "the black-box tests use the rest of it")]
+#[path = "../broker/operator.rs"]
+mod operator;
 #[path = "../broker/ordering.rs"]
 mod ordering;
 #[path = "../broker/qos.rs"]

@@ -14,6 +14,7 @@ mod key;
 mod known;
 mod lane;
 mod link;
+mod places;
 mod projection;
 mod queues;
 mod script;
@@ -27,6 +28,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+pub(in crate::storage) use self::places::Claim;
+pub use self::places::Places;
 pub use self::projection::{IsLive, Projected, Projector};
 pub use self::settings::{RedisAddress, RedisKind, RedisSettings, RedisTls, Secret};
 
@@ -104,6 +107,11 @@ impl Redis {
     pub fn health(&self) -> impl Fn() -> Option<String> + Send + Sync + 'static {
         let shards = Arc::clone(&self.shards);
         move || shards.standing.trouble()
+    }
+
+    /// Where APPLICATION clients stand in their logs.
+    pub fn places(&self) -> Places {
+        Places::new(Arc::clone(&self.shards))
     }
 
     pub fn bucket(&self) -> Arc<dyn TokenBucket> {
