@@ -12,7 +12,8 @@ use super::inbound::Exchanges;
 use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
-use super::rows::{SessionRow, WillRow};
+use super::rows::{Owed, SessionRow, WillRow};
+use super::wills;
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
@@ -60,6 +61,8 @@ struct Won {
     /// A row of it is in the table for good.
     stored: bool,
     application: bool,
+    /// Wills that the sessions before it leave to the log.
+    owed: Vec<Owed>,
 }
 
 /// Makes the connection the owner of its client id. The claim is durable before the old owner is
@@ -80,7 +83,7 @@ pub(super) async fn claim(
         Some(directory) => win(context, directory, &mut locked, &ask, deadline).await?,
         None => win_alone(context, &mut locked, &ask, now_ms, deadline).await?,
     };
-    let Won { old, resumes, incarnation, epoch, open_ids, stored, application: is_one } = won;
+    let Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application: is_one } = won;
     open_ids.own(epoch);
     let anyway = || Arc::new(context.applications.take_anyway());
     let application = is_one.then(|| application.unwrap_or_else(anyway));
@@ -90,7 +93,7 @@ pub(super) async fn claim(
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
     let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox), is_one));
-    *locked.session() = Some(Session {
+    let session = locked.session().insert(Session {
         incarnation,
         epoch,
         version: ask.settings.version,
@@ -98,6 +101,8 @@ pub(super) async fn claim(
         live: Some(Arc::clone(&conn)),
         offline_since_ms: None,
         will: ask.will.clone(),
+        owed,
+        under_way: Vec::new(),
         grant: ask.about.grant.clone(),
         open_ids: Arc::clone(&open_ids),
         timer_ms: None,
@@ -105,21 +110,18 @@ pub(super) async fn claim(
         place,
         application,
     });
-    displace(context, &ask.client_id, old, resumes, now_ms);
+    if old.as_ref().is_some_and(|old| wills::inherit(session, old)) {
+        lifecycle::store(context, &ask.client_id, session);
+    }
+    displace(context, &ask.client_id, old, resumes);
+    wills::pay(context, &ask.client_id, session);
     if ask.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
-    if context.directory.is_some() {
-        // What else there is to see was told in the log's order.
-        let slot = context.slots.by_client(ask.client_id.as_str());
-        slot.map(|slot| slot.attach(incarnation, Arc::clone(&outbox)));
-    } else {
-        let outbox = Some(Arc::clone(&outbox));
-        let view = SlotView { incarnation, persistent, application: is_one, outbox };
-        show(context, &ask.client_id, view);
-    }
+    let view = SlotView { incarnation, persistent, application: is_one, outbox: Some(outbox) };
+    show(context, &ask.client_id, view);
     if persistent {
         let queue = QueueKey::of(&ask.client_id, is_one);
         attach_queue(context, &conn, queue, incarnation).await;
@@ -158,20 +160,22 @@ async fn win_alone(
     let incarnation = kept.map_or(epoch, |session| session.incarnation);
     let open_ids = kept.map(|session| Arc::clone(&session.open_ids)).unwrap_or_default();
     let application = kept.map_or(ask.application, |session| session.application.is_some());
-    let stored = ask.expiry_s > 0 || resumes || ask.will.is_some();
+    let before = locked.session().as_ref().map(|old| lifecycle::row_of(context, old));
+    let owed = before.map(|old| old.leaves(resumes, now_ms)).unwrap_or_default();
+    let stored = ask.expiry_s > 0 || resumes || ask.will.is_some() || !owed.is_empty();
     let earlier = locked.session().as_ref().map(|old| (Arc::clone(&old.open_ids), old.epoch));
     if let Some((earlier, _)) = &earlier {
         earlier.own(epoch);
     }
     open_ids.own(epoch);
-    let row = ask.row(context, incarnation, epoch).of_application(application);
+    let row = ask.row(context, incarnation, epoch).of_application(application).owing(owed.clone());
     let put = store(context, locked, ask, (row, stored), resumes, deadline).await;
     if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
         earlier.own(*epoch);
     }
     put?;
     let old = locked.session().take();
-    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, application })
+    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application })
 }
 
 /// Among several nodes: what the claim finds where it stands in the log is what counts. Everything
@@ -217,12 +221,21 @@ async fn win(
     let kept = old.as_ref().filter(|_| resumes);
     let open_ids = kept.map(|old| Arc::clone(&old.open_ids)).unwrap_or_default();
     let application = now.is_application();
-    let SessionRow { incarnation, epoch, .. } = now;
-    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, application })
+    let SessionRow { incarnation, epoch, owed, .. } = now;
+    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed, application })
 }
 
 /// Shows routing how the session stands.
 fn show(context: &Context, client_id: &ClientId, view: SlotView) {
+    if context.directory.is_some() {
+        // What else there is to see was told in the log's order.
+        if let (Some(slot), Some(outbox)) =
+            (context.slots.by_client(client_id.as_str()), view.outbox)
+        {
+            slot.attach(view.incarnation, outbox);
+        }
+        return;
+    }
     let slot = context.slots.ensure(client_id);
     if slot.is_persistent() != view.persistent {
         context.subscriptions.touch();
@@ -237,7 +250,8 @@ fn place(
     known: Option<&Session>,
 ) -> Result<Arc<Place>, ReasonCode> {
     if let Some(known) = known {
-        return Ok(Arc::clone(&known.place));
+        let may = known.owed.len() < wills::OWED_MAX;
+        return may.then(|| Arc::clone(&known.place)).ok_or(ReasonCode::ServerUnavailable);
     }
     if context.directory.as_ref().is_some_and(|all| all.epoch(client_id).is_some()) {
         // It had one on the node that it comes from.
@@ -346,8 +360,8 @@ async fn store(
 }
 
 /// Cuts the session's connection, if it has one here.
-pub(super) fn cut(context: &Context, client_id: &ClientId, session: &mut Session) -> bool {
-    let Some(live) = session.live.take() else { return false };
+pub(super) fn cut(context: &Context, client_id: &ClientId, session: &mut Session) {
+    let Some(live) = session.live.take() else { return };
     let is_v5 = session.version.is_v5();
     let disconnect = Packet::Disconnect(Disconnect::new(ReasonCode::SessionTakenOver));
     live.end(End::TakenOver);
@@ -357,33 +371,19 @@ pub(super) fn cut(context: &Context, client_id: &ClientId, session: &mut Session
     live.outbox.close(is_v5.then_some(&disconnect));
     context.registry.remove_live(&live);
     metrics::TAKEOVERS.inc();
-    true
 }
 
-/// Cuts the connection before this one, and deals with the Will and the session it leaves.
+/// Cuts the connection before this one. Its Will is owed by then, or cancelled.
 pub(super) fn displace(
     context: &Arc<Context>,
     client_id: &ClientId,
     old: Option<Session>,
     resumes: bool,
-    now_ms: u64,
 ) {
     let Some(mut old) = old else { return };
     context.timers.set(&mut old.timer_ms, None, client_id);
-    // Its row says that it is connected: to another node, which cuts it.
-    let elsewhere = old.live.is_none() && old.offline_since_ms.is_none();
-    let was_live = cut(context, client_id, &mut old) || elsewhere;
-    // The Will goes out when its connection was cut here and it has no delay, when its delay is
-    // over, or when its session ends; a client that comes back in time cancels it (MQTT-3.1.3-9),
-    // and so does one that comes back after this node was away (then its off-line time lies
-    // ahead).
-    let delayed = old.will.as_ref().is_some_and(|will| will.delay_s > 0);
-    let in_grace = old.offline_since_ms.is_some_and(|since_ms| since_ms > now_ms);
-    let over = old.will_due_ms().is_some_and(|due_ms| due_ms <= now_ms);
-    let fires = if was_live { !delayed || !resumes } else { over || !resumes && !in_grace };
-    if fires {
-        lifecycle::fire_will(context, client_id, &mut old);
-    } else if old.will.is_some() {
+    cut(context, client_id, &mut old);
+    if old.will.is_some() {
         metrics::LAST_WILL_CLIENTS.dec();
     }
     if !resumes {

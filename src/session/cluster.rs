@@ -157,8 +157,10 @@ pub(super) fn surrender(
     if let Some(old) = old.as_ref().filter(|_| resumes) {
         session.open_ids = Arc::clone(&old.open_ids);
     }
+    let said = old.as_ref().map(|old| old.under_way.clone());
+    session.under_way = said.unwrap_or_default();
     *locked.session() = Some(session);
-    displace(context, client_id, old, resumes, clock::wall_ms());
+    displace(context, client_id, old, resumes);
     lifecycle::look(context, client_id, locked, true);
 }
 

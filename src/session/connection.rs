@@ -350,15 +350,21 @@ impl SessionTask {
 
     async fn wait_for_room(&mut self) -> Option<End> {
         let append_timeout = self.context.config.append_timeout;
-        while self.must_hold() {
-            let window = Arc::clone(self.inbound.window());
+        loop {
+            // One look decides whether to wait and for what: a reason that goes away between two
+            // looks would leave nothing that wakes this reader.
             let full = self.inbound.is_full();
+            let (lags, lane) = (self.context.is_lagging(), self.lane_is_full());
+            if !full && !lags && !lane {
+                return None;
+            }
+            let window = Arc::clone(self.inbound.window());
             tokio::select! {
                 biased;
                 end = self.conn.ended() => return Some(end),
                 () = window.progress(), if full => {}
-                () = self.context.caught_up(), if self.context.is_lagging() => {}
-                () = self.conn.outbox.drained_to(self.lane()), if self.lane_is_full() => {}
+                () = self.context.caught_up(), if lags => {}
+                () = self.conn.outbox.drained_to(self.lane()), if lane => {}
                 () = tokio::time::sleep(append_timeout), if full => {
                     // IN-7: nobody knows whether what is open will be stored.
                     let stuck = window.oldest().is_some_and(|at| at.elapsed() >= append_timeout);
@@ -368,7 +374,6 @@ impl SessionTask {
                 }
             }
         }
-        None
     }
 
     fn subscriber(&self) -> Subscriber<'_> {

@@ -1,24 +1,18 @@
-//! How sessions go off-line, end, and leave their Wills.
+//! How sessions go off-line and end.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::cluster;
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
-use super::rows::{self, NEVER, SessionRow, WillRow};
+use super::rows::{self, NEVER, SessionRow};
+use super::wills;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::SubscriptionRow;
-use crate::storage::{
-    AppendOutcome, Batch, BatchBuilder, Durability, Publisher, Row, StorageError, Table,
-};
-use crate::storage::{Settled, Unwatched, once};
-use crate::telemetry::{self, Direction, DropReason, clock, metrics, task};
-
-/// How long to wait before a Will that could not be stored is tried again.
-const WILL_RETRY: Duration = Duration::from_millis(500);
+use crate::storage::{BatchBuilder, Durability, Publisher, Row, StorageError, Table, Unwatched};
+use crate::telemetry::{clock, metrics};
 
 /// Rows in one put at the start.
 const MENDED_AT_ONCE: usize = 1000;
@@ -90,8 +84,13 @@ pub(super) fn look(
     let now_ms = clock::wall_ms();
     let mut changed = changed;
     if session.will_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
-        fire_will(context, client_id, session);
+        wills::fire(session);
         changed = true;
+    }
+    wills::pay(context, client_id, session);
+    if !session.owed.is_empty() {
+        // Whoever stores the last of them looks again: no row may forget them before.
+        return context.timers.set(&mut session.timer_ms, None, client_id);
     }
     if session.expires_at_ms().is_some_and(|end_ms| end_ms <= now_ms) {
         if session.expiry_s > 0 {
@@ -111,7 +110,7 @@ pub(super) fn look(
 }
 
 /// Writes the session's row as it is now; nobody waits for it.
-fn store(context: &Context, client_id: &ClientId, session: &mut Session) {
+pub(super) fn store(context: &Context, client_id: &ClientId, session: &mut Session) {
     session.stored = true;
     let row = row_of(context, session).row(client_id);
     let sink = Arc::new(Unwatched("a session's row"));
@@ -142,89 +141,7 @@ pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
         session.will.clone(),
     )
     .of_application(session.application.is_some())
-}
-
-/// Publishes the session's Will, once: through the log, like any publish (IN-1, WIL-09).
-pub(super) fn fire_will(context: &Arc<Context>, client_id: &ClientId, session: &mut Session) {
-    let Some(will) = session.will.take() else { return };
-    metrics::LAST_WILL_CLIENTS.dec();
-    if session.grant.as_ref().is_some_and(|grant| !grant.may_publish(will.topic())) {
-        // Its rules have changed since CONNECT.
-        metrics::AUTHORIZATION_PUBLISH.inc();
-        return telemetry::dropped(DropReason::NotAuthorized, Direction::Inbound, 1);
-    }
-    publish_will(context, client_id, session.incarnation, session.epoch, &will);
-}
-
-/// Nobody sends a Will again but this node: one that could not be stored is tried again until it
-/// is. The judge drops all copies but the first (WIL-01).
-fn publish_will(
-    context: &Arc<Context>,
-    client_id: &ClientId,
-    incarnation: u64,
-    epoch: u64,
-    will: &WillRow,
-) {
-    let publisher = Publisher { client_id: client_id.clone(), incarnation, epoch };
-    let batch = will.batch(Arc::new(publisher));
-    if !may_publish(context, &batch) {
-        return;
-    }
-    let retained = will.retained(&context.retained, &batch);
-    metrics::WILLS_PUBLISHED.inc();
-    let mut open = append_will(context, &batch, retained.as_ref());
-    let context = Arc::clone(context);
-    task::spawn("will", async move {
-        while !all_stored(&mut open).await && !context.is_stopping() {
-            tracing::warn!("a Will could not be stored; it is tried again");
-            tokio::time::sleep(WILL_RETRY).await;
-            open = append_will(&context, &batch, retained.as_ref());
-        }
-    });
-}
-
-/// Wills are charged like publishes (QUO-2); one beyond the budget is lost, and counted.
-fn may_publish(context: &Context, will: &Batch) -> bool {
-    let Some(quota) = &context.limits.throughput else { return true };
-    let (view, publisher) = (will.view(0), &will.publisher().client_id);
-    let cost = 1 + context.subscriptions.fan_out(view.topic, view.qos, publisher);
-    let charged = quota.take_now(cost).is_some();
-    if !charged {
-        metrics::LIMITED_TOTAL.inc();
-        let (why, client) = (DropReason::RateLimits, publisher.as_str());
-        telemetry::dropped_of(why, Direction::Inbound, client, view.topic, 1);
-    }
-    charged
-}
-
-fn append_will(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
-    let mut open = Vec::new();
-    context.retained.together(|| {
-        let mut put = || {
-            let Some(row) = retained else { return };
-            let (sink, settled) = once();
-            context.tables.put(vec![row.clone()], Durability::Durable, sink, 0);
-            open.push(settled);
-        };
-        let (sink, settled) = once();
-        if context.directory.is_some() {
-            put();
-            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
-        } else {
-            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
-            put();
-        }
-        open.push(settled);
-    });
-    open
-}
-
-async fn all_stored(open: &mut [Settled]) -> bool {
-    let mut all = true;
-    for settled in open {
-        all &= matches!(settled.outcome().await, AppendOutcome::Stored(_));
-    }
-    all
+    .owing(session.owed.clone())
 }
 
 /// Deletes all that belongs to a session that has ended: subscriptions, queue, open exchanges,

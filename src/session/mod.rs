@@ -19,6 +19,7 @@ mod edges;
 mod handshake;
 mod inbound;
 mod lifecycle;
+mod loading;
 mod overview;
 mod places;
 mod read_buffer;
@@ -29,6 +30,7 @@ mod rows;
 mod subscribe;
 mod sweep;
 mod timers;
+mod wills;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +45,7 @@ pub use context::Handles;
 use directory::Directory;
 #[doc(hidden)]
 pub use inbound::{Gate, Ruling};
+use loading::load_beside;
 pub use overview::{SessionView, SubscriptionView};
 
 use crate::mqtt::{ClientId, ReasonCode};
@@ -86,7 +89,7 @@ impl Sessions {
             let follow = Arc::new(directory::Follow(Arc::downgrade(context)));
             context.tables.follow(Table::Sessions, follow);
         }
-        context.tables.load(Table::Subscriptions, &mut |position, key, value| {
+        load_beside(&*context.tables, Table::Subscriptions, |position, key, value| {
             let in_force = context.subscriptions.load(position, key, value);
             // Left behind by a session that ended while the row was on its way.
             let key = Bytes::copy_from_slice(key);
@@ -94,7 +97,7 @@ impl Sessions {
             note(in_force.map(|in_force| (!in_force).then_some(stale)));
         })?;
         context.tables.follow(Table::Subscriptions, Arc::clone(&context.subscriptions) as _);
-        context.tables.load(Table::Retained, &mut |_, _, value| {
+        load_beside(&*context.tables, Table::Retained, |_, _, value| {
             note(context.retained.load(value).map(|()| None));
         })?;
         fault?;
@@ -168,3 +171,5 @@ impl Sessions {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod will_tests;

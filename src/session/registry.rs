@@ -12,7 +12,7 @@ use super::conn::Conn;
 use super::context::Context;
 use super::inbound::Exchanges;
 use super::places::Place;
-use super::rows::{SessionRow, WillRow};
+use super::rows::{Owed, SessionRow, WillRow};
 use crate::mqtt::{ClientId, ProtocolVersion};
 use crate::security::Grant;
 use crate::storage::QueueKey;
@@ -30,6 +30,11 @@ pub(super) struct Session {
     /// Milliseconds of wall clock; `None` while connected.
     pub(super) offline_since_ms: Option<u64>,
     pub(super) will: Option<Box<WillRow>>,
+    /// Wills of its earlier connections on their way into the log; it does not end before they
+    /// are there.
+    pub(super) owed: Vec<Owed>,
+    /// Those of them that a task of this node sees to.
+    pub(super) under_way: Vec<u64>,
     /// By what right its last connection was here; its Will goes out by the same.
     pub(super) grant: Option<Arc<Grant>>,
     /// QoS 2 ids the client has open with us, which outlive a connection, and their fence.
@@ -58,6 +63,8 @@ impl Session {
             live: None,
             offline_since_ms: row.offline_since_ms,
             will: row.will,
+            owed: row.owed,
+            under_way: Vec::new(),
             grant: None,
             open_ids: Arc::default(),
             timer_ms: None,
@@ -87,6 +94,9 @@ impl Session {
 
     /// When a timer has to look at it next.
     pub(super) fn due_ms(&self) -> Option<u64> {
+        if self.owed.iter().any(|owed| !self.under_way.contains(&owed.epoch)) {
+            return Some(0);
+        }
         match (self.expires_at_ms(), self.will_due_ms()) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),

@@ -28,6 +28,16 @@ pub(super) struct WillRow {
     properties: Vec<u8>,
 }
 
+/// A Will that goes out, from the decision until the log has it: a row that forgot it earlier would
+/// lose it with a crash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Owed {
+    pub(super) incarnation: u64,
+    /// The connection that left it.
+    pub(super) epoch: u64,
+    pub(super) will: Box<WillRow>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SessionRow {
     pub(super) incarnation: u64,
@@ -42,6 +52,8 @@ pub(super) struct SessionRow {
     /// When the connection ended, milliseconds of wall clock; `None`: it is connected.
     pub(super) offline_since_ms: Option<u64>,
     pub(super) will: Option<Box<WillRow>>,
+    /// Wills of earlier connections that the log has not got yet; a handful at most.
+    pub(super) owed: Vec<Owed>,
     /// Among several nodes: it is a claim, whose effect is worked out where it stands in the log.
     claim: Option<Claim>,
 }
@@ -67,7 +79,38 @@ impl SessionRow {
         will: Option<Box<WillRow>>,
     ) -> Self {
         let (node, version) = (node.to_owned(), version.level());
-        Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will, claim: None }
+        let (owed, claim) = (Vec::new(), None);
+        Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will, owed, claim }
+    }
+
+    pub(super) fn owing(self, owed: Vec<Owed>) -> Self {
+        Self { owed, ..self }
+    }
+
+    /// When it ends if nobody comes back; `None`: connected, or never.
+    fn ends_ms(&self) -> Option<u64> {
+        let since_ms = self.offline_since_ms.filter(|_| self.expiry_s != NEVER)?;
+        Some(since_ms.saturating_add(u64::from(self.expiry_s) * 1000))
+    }
+
+    /// What it leaves to the log when another connection claims it. The Will goes out when its
+    /// connection is cut and it has no delay, when its delay is over, or when its session ends; a
+    /// client that comes back in time cancels it (MQTT-3.1.3-9), and so does one that comes back
+    /// after its node was away (then its off-line time lies ahead).
+    pub(super) fn leaves(self, resumes: bool, now_ms: u64) -> Vec<Owed> {
+        let ends_ms = self.ends_ms();
+        let Self { incarnation, epoch, offline_since_ms, will, mut owed, .. } = self;
+        let Some(will) = will else { return owed };
+        let goes_out = match offline_since_ms {
+            None => will.delay_s == 0 || !resumes,
+            Some(since_ms) => {
+                let delay_ms = u64::from(will.delay_s) * 1000;
+                let due_ms = since_ms.saturating_add(delay_ms).min(ends_ms.unwrap_or(u64::MAX));
+                due_ms <= now_ms || !resumes && since_ms <= now_ms
+            }
+        };
+        owed.extend(goes_out.then_some(Owed { incarnation, epoch, will }));
+        owed
     }
 
     /// A claim of this node; its place in the log becomes its epoch.
@@ -143,12 +186,15 @@ pub(super) fn resolve(position: Position, before: Option<&[u8]>, row: Row) -> Op
     };
     let moved = known.is_some();
     now.epoch = position.offset;
-    let kept = known.filter(|known| !claim.clean_start && known.outlives(claim.at_ms));
-    now.incarnation = kept.as_ref().map_or(position.offset, |kept| kept.incarnation);
+    let finds = |known: &&SessionRow| !claim.clean_start && known.outlives(claim.at_ms);
+    let kept = known.as_ref().filter(finds);
+    now.incarnation = kept.map_or(position.offset, |kept| kept.incarnation);
     if let Some(kept) = kept {
         // What waits for it is where it is.
         now = now.of_application(kept.is_application());
     }
+    let resumed = kept.is_some();
+    now.owed = known.map(|old| old.leaves(resumed, claim.at_ms)).unwrap_or_default();
     let claimed = Some((Arc::from(&*now.node), moved));
     Some(InForce { row: Row { value: Some(encode_row(&now)), ..row }, claimed })
 }
@@ -260,6 +306,40 @@ mod tests {
         assert_eq!(in_force(None, 24, ended(&client, 20)), None);
     }
 
+    /// WIL-01: a claim keeps the Will that it displaces, until whoever has the session then has
+    /// stored it.
+    #[test]
+    fn a_claim_owes_the_will_that_it_displaces() {
+        let version = ProtocolVersion::V5;
+        let with_will = |delay_s, away: Option<bool>| {
+            let will = WillRow {
+                delay_s,
+                topic: "w".into(),
+                payload: vec![1],
+                qos: 1,
+                retain: false,
+                expiry_s: None,
+                properties: vec![],
+            };
+            let (will, later) = (Some(Box::new(will)), clock::wall_ms() + 60_000);
+            let since_ms = away.map(|away| if away { 1 } else { later });
+            SessionRow::new(10, 10, "a", version, NEVER, since_ms, will).row(&ClientId::new("c"))
+        };
+        let owed = |before: Row, clean_start| {
+            let now = in_force(Some(&before), 20, claim(clean_start, "b", NEVER));
+            let owed = read(&now.expect("a claim counts")).owed;
+            assert!(owed.iter().all(|one| (one.incarnation, one.epoch) == (10, 10)));
+            owed.len()
+        };
+        assert_eq!(owed(with_will(0, None), false), 1, "it was connected");
+        assert_eq!(owed(with_will(9, None), false), 0, "back in time");
+        assert_eq!(owed(with_will(9, None), true), 1, "its session ends");
+        assert_eq!(owed(with_will(9, Some(true)), false), 1, "its delay is over");
+        assert_eq!(owed(with_will(NEVER, Some(true)), false), 0);
+        assert_eq!(owed(with_will(NEVER, Some(true)), true), 1, "its session ends");
+        assert_eq!(owed(with_will(0, Some(false)), true), 0, "its node was away, it was not");
+    }
+
     #[test]
     fn a_session_row_reads_back() {
         let will = WillRow {
@@ -272,7 +352,9 @@ mod tests {
             properties: vec![1, 1],
         };
         let version = ProtocolVersion::V5;
-        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(Box::new(will)));
+        let will = Box::new(will);
+        let owed = vec![Owed { incarnation: 1, epoch: 2, will: will.clone() }];
+        let row = SessionRow::new(3, 4, "n", version, NEVER, Some(8), Some(will)).owing(owed);
         let stored = row.row(&ClientId::new("c")).value.expect("not a tombstone");
         assert_eq!(SessionRow::decode(&stored).expect("reads back"), row);
         assert_eq!(row.version(), version);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::cluster;
 use super::conn::End;
@@ -38,7 +39,13 @@ pub(super) fn start(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
 async fn keep_alive(context: Arc<Context>) {
     let append_timeout = context.config.append_timeout;
     loop {
+        let began = Instant::now();
         tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+        if began.elapsed() > 2 * KEEP_ALIVE_EVERY {
+            // This process stood still (stopped, or on a suspended machine). What came meanwhile
+            // is read first, and judged next time.
+            continue;
+        }
         let now_ms = clock::wall_ms();
         context.registry.each_live(|conn| {
             if conn.is_silent() {

@@ -62,19 +62,39 @@ fn delivery() -> delivery::Config {
 }
 
 /// A node over the memory backend.
-struct Node {
+pub(super) struct Node {
     memory: Memory,
-    sessions: Sessions,
+    pub(super) sessions: Sessions,
     dispatcher: JoinHandle<()>,
 }
 
 impl Node {
-    fn new(inbound_budget_bytes: usize) -> Self {
+    pub(super) fn new(inbound_budget_bytes: usize) -> Self {
         Self::with(config(inbound_budget_bytes))
     }
 
     fn with(config: Config) -> Self {
+        Self::on(Memory::new(MemoryConfig::default()), config, Duration::ZERO)
+    }
+
+    /// What a crash leaves, started again on a storage that is well.
+    pub(super) fn crash(mut self, will_grace: Duration) -> Self {
+        self.dispatcher.abort();
+        self.well();
         let memory = Memory::new(MemoryConfig::default());
+        let memory = std::mem::replace(&mut self.memory, memory).crash();
+        Self::on(memory, config(1 << 20), will_grace)
+    }
+
+    /// An orderly end, and started again.
+    pub(super) fn restart(mut self) -> Self {
+        self.dispatcher.abort();
+        let memory = Memory::new(MemoryConfig::default());
+        let memory = std::mem::replace(&mut self.memory, memory).restart();
+        Self::on(memory, config(1 << 20), Duration::ZERO)
+    }
+
+    fn on(memory: Memory, config: Config, will_grace: Duration) -> Self {
         let stores = memory.stores();
         let slots = Arc::new(Slots::default());
         let parts = Parts {
@@ -108,7 +128,7 @@ impl Node {
             retained_expiry_period: Duration::from_secs(60),
             peers: None,
         });
-        sessions.load(Duration::ZERO).expect("an empty store loads");
+        sessions.load(will_grace).expect("the store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
         let dispatcher = task::spawn("dispatcher", routing::run(consumer, parts, Vec::new()));
         Self { memory, sessions, dispatcher }
@@ -122,12 +142,27 @@ impl Node {
         self.memory.set_faults(Faults { delay, ..Faults::default() });
     }
 
-    fn well(&self) {
+    /// Rows are stored, messages are not.
+    pub(super) fn refuse_messages(&self) {
+        self.memory.set_faults(Faults { no_messages: true, ..Faults::default() });
+    }
+
+    pub(super) fn well(&self) {
         self.memory.set_faults(Faults::default());
     }
 
     /// A persistent client; level 4 or 5.
-    async fn connect(&self, level: u8, id: u8) -> Client {
+    pub(super) async fn connect(&self, level: u8, id: u8) -> Client {
+        let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
+        if level == 5 {
+            body.extend([5, 0x11, 0, 0, 1, 0]);
+        }
+        body.extend([0, 1, id]);
+        self.connect_by(level, &body).await
+    }
+
+    /// The body is that of CONNECT.
+    pub(super) async fn connect_by(&self, level: u8, body: &[u8]) -> Client {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (read, write) = tokio::io::split(theirs);
         let sessions = self.sessions.clone();
@@ -136,12 +171,7 @@ impl Node {
         let arrival = Arrival::of(peer, 1 << 16, connect_by);
         task::spawn("connection", async move { sessions.serve(read, write, arrival).await });
         let mut client = Client { stream: ours, level };
-        let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level, 0, 0, 0];
-        if level == 5 {
-            body.extend([5, 0x11, 0, 0, 1, 0]);
-        }
-        body.extend([0, 1, id]);
-        client.send(0x10, &body).await;
+        client.send(0x10, body).await;
         let connack = client.expect(0x20).await;
         assert_eq!(connack[1], 0, "CONNACK's code");
         client
@@ -154,7 +184,7 @@ impl Drop for Node {
     }
 }
 
-struct Client {
+pub(super) struct Client {
     stream: DuplexStream,
     level: u8,
 }
@@ -174,7 +204,7 @@ impl Client {
         self.send(PUBLISH | u8::from(dup) << 3, &body).await;
     }
 
-    async fn subscribe(&mut self) {
+    pub(super) async fn subscribe(&mut self) {
         let mut body = vec![0, 1];
         body.extend((self.level == 5).then_some(0));
         body.extend([0, 1, b't', 1]);
@@ -219,13 +249,13 @@ impl Client {
     }
 
     /// A QoS 1 delivery's last byte, acknowledged.
-    async fn take(&mut self) -> u8 {
+    pub(super) async fn take(&mut self) -> u8 {
         let body = self.expect(0x32).await;
         self.send(0x40, &body[3..5]).await;
         *body.last().expect("a payload")
     }
 
-    async fn expect_silence(&mut self) {
+    pub(super) async fn expect_silence(&mut self) {
         let silence = tokio::time::timeout(Duration::from_millis(200), self.recv()).await;
         assert!(silence.is_err(), "{silence:?}");
     }

@@ -416,7 +416,7 @@ fn what_waits_for_credit_too_long_is_dropped() {
     let mut client = subscriber(&broker, &connect, 1);
     let mut publisher = publisher(&broker);
     publish_numbers(&mut publisher, 0..2, 1);
-    let got = vec![client.expect_publish(), client.expect_publish()];
+    let got = [client.expect_publish(), client.expect_publish()];
     publish_numbers(&mut publisher, 2..7, 1);
     broker.await_metric("flowControl_delayedQueueSize", 5.0);
     std::thread::sleep(Duration::from_millis(1100));

@@ -6,7 +6,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::support::{Broker, Client, Connect, Level, Start, Will, hex, wire};
+use crate::support::{Broker, Client, Connect, Level, Packet, Start, Will, hex, wire};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -31,6 +31,27 @@ fn a_silent_client_is_closed_after_one_and_a_half_keep_alives() {
         assert!(silent > Duration::from_millis(1450), "closed after {silent:?}");
         assert!(silent < 10 * SECOND, "closed after {silent:?}");
         assert_eq!(watcher.take().payload(), "silent");
+    }
+}
+
+/// KAL-01: what a broker did not read while it stood still (a stopped process, a suspended machine)
+/// is no silence of its clients.
+#[test]
+fn a_broker_that_stood_still_takes_nobody_for_silent() {
+    let broker = Broker::start();
+    let connect = |n: usize| Connect::v5(format!("c{n}")).keep_alive(1);
+    let mut clients: Vec<_> = (0..50).map(|n| Client::connect(&broker, &connect(n))).collect();
+    broker.pause();
+    for _ in 0..8 {
+        sleep(Duration::from_millis(300));
+        clients.iter_mut().for_each(|client| client.send(&wire::PINGREQ));
+    }
+    broker.resume();
+    for client in &mut clients {
+        for _ in 0..8 {
+            assert_eq!(client.recv(), Packet::Pingresp);
+        }
+        client.ping();
     }
 }
 

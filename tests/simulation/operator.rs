@@ -77,7 +77,7 @@ async fn disturb(sim: &Sim, running: &Running, dice: &mut Dice) {
                 false => (0, 0),
             };
             let (delay, rollback) = (Duration::from_millis(delay), temper.crashes);
-            let faults = Faults { delay, not_stored, in_doubt, rollback };
+            let faults = Faults { delay, not_stored, in_doubt, rollback, ..Faults::default() };
             sim.trace.note(WHO, format_args!("{faults:?}"));
             memory.set_faults(faults);
         }

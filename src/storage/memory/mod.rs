@@ -32,6 +32,8 @@ pub struct Faults {
     pub not_stored: u32,
     /// Of a thousand appends, how many end `InDoubt`; dice decide whether they are stored.
     pub in_doubt: u32,
+    /// Every batch of messages is refused; rows are taken.
+    pub no_messages: bool,
     /// A crash may fall back behind the newest checkpoint, and loses what was not durable.
     pub rollback: bool,
 }

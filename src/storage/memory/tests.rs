@@ -77,7 +77,7 @@ mod rough {
 async fn faults_refuse_and_doubt_but_never_lie() {
     let memory = Memory::new(MemoryConfig { seed: 7, ..MemoryConfig::default() });
     let delay = Duration::from_millis(5);
-    memory.set_faults(Faults { delay, not_stored: 200, in_doubt: 200, rollback: false });
+    memory.set_faults(Faults { delay, not_stored: 200, in_doubt: 200, ..Faults::default() });
     let (stores, inbox) = (memory.stores(), std::sync::Arc::new(Inbox::default()));
     for ticket in 0..300 {
         let batch = batch_of("p", &[&ticket.to_string()], None);

@@ -190,7 +190,10 @@ pub(super) fn settle_now(world: &World) {
         let mut state = world.state.lock();
         let Some(pending) = state.pending.pop_front() else { return };
         let Pending { record, durability, sink, ticket } = pending;
-        let (stored, doubt) = state.fate();
+        let (stored, doubt) = match &record {
+            Record::Item(_) if state.faults.no_messages => (false, false),
+            _ => state.fate(),
+        };
         let outcome = match (stored, doubt) {
             (_, true) => AppendOutcome::InDoubt,
             (true, false) => AppendOutcome::Stored(Position { partition: 0, offset: state.end }),

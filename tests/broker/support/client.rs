@@ -260,7 +260,11 @@ impl Client {
     /// The next packet, whatever it is.
     #[track_caller]
     pub(crate) fn recv(&mut self) -> Packet {
-        self.recv_within(PATIENCE).expect("a packet before the patience ends")
+        match self.recv_or_end(PATIENCE) {
+            Ok(Some(packet)) => packet,
+            Ok(None) => panic!("no packet before the patience ended"),
+            Err(end) => panic!("the broker closed: {end}"),
+        }
     }
 
     /// The next packet, if one comes in this time and the connection lives.

@@ -327,7 +327,7 @@ impl Broker {
 
     /// Waits until something about it is so; gauges and counters may lag a moment behind.
     #[track_caller]
-    pub(crate) fn eventually(&self, what: &str, so: impl Fn(&Broker) -> bool) {
+    pub(crate) fn eventually(&self, what: &str, mut so: impl FnMut(&Broker) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !so(self) {
             assert!(Instant::now() < deadline, "never came: {what}");

@@ -1,11 +1,11 @@
-//! The logs of APPLICATION clients: a topic for each session, in front of the queues of all others.
+//! The logs of APPLICATION clients: a topic for each session, in front of all other queues.
 //!
-//! What comes in: the calls of `DeviceQueues`. What goes out: those for other queues to their store;
+//! What comes in: calls of `DeviceQueues`. What goes out: those for other queues to their store;
 //! of an APPLICATION session, its messages to `tbmq.msg.app.<client id>.<incarnation>`, pages of
-//! them to its connection, and where it stands to Redis (`redis::Places`). Called through the port.
-//! Never: a message kept in memory beyond a page; a topic that two sessions share.
+//! them to its connection, and where it stands to Redis (`redis::Places`). Called by way of the
+//! port. Never: a message kept in memory beyond a page; a topic that two sessions share.
 //!
-//! A topic belongs to one session, so that it can be deleted with it, however late, and nobody finds
+//! A topic belongs to one session: so it can be deleted with it, however late, and nobody finds
 //! anything of an earlier one. Several nodes may append to it, one after another: each appends all
 //! that follows some message that is in it, in order, so that readers can pass over what is there
 //! twice (`place`). Nothing is given to a connection from memory: it is told how far the log goes,
