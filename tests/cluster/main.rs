@@ -11,8 +11,13 @@
 
 mod application_nodes;
 mod contract;
+mod faults;
 mod health;
+#[path = "../crash/link.rs"]
+mod link;
 mod nodes;
+#[path = "../crash/publisher.rs"]
+mod publisher;
 mod redis_contract;
 mod redis_failover;
 mod redis_faults;
@@ -21,7 +26,11 @@ mod redis_memory;
 mod redis_projection;
 mod redis_server;
 mod services;
+#[path = "../crash/subscriber.rs"]
+mod subscriber;
 mod topics;
+#[path = "../crash/world.rs"]
+mod world;
 
 #[path = "../broker/applications.rs"]
 mod applications;

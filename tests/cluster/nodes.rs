@@ -8,7 +8,7 @@ use crate::services::services;
 use crate::support::{AckKind, Broker, Client, Connect, Start, Will, wire};
 
 /// Nodes `a`, `b`, … on one Kafka and one Redis; none where there are no services.
-fn nodes(count: usize, allowed: &[&str]) -> Option<Vec<Broker>> {
+pub(crate) fn nodes(count: usize, allowed: &[&str]) -> Option<Vec<Broker>> {
     static CLUSTERS: AtomicU32 = AtomicU32::new(0);
     services()?;
     let prefix = format!("n{}.", CLUSTERS.fetch_add(1, Ordering::Relaxed));

@@ -62,7 +62,7 @@ impl Keeper {
             }
             match self.serve(link, known) {
                 Ok(()) => break,
-                Err(End::Gone) => {}
+                Err(End::Gone | End::Unavailable) => {}
                 Err(End::Malformed(what)) => {
                     self.world.fault(format!("keeper: {what}"));
                     break;

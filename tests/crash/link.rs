@@ -10,6 +10,8 @@ use crate::support::{Connect, Level, Packet, parse};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Gone,
+    /// CONNECT was answered so: come again.
+    Unavailable,
     Malformed(String),
 }
 
@@ -35,6 +37,7 @@ impl Link {
                 link.session_present = session_present;
                 Ok(link)
             }
+            Some(Packet::Connack { code: 3 | 0x88, .. }) => Err(End::Unavailable),
             Some(other) => Err(End::Malformed(format!("CONNECT was answered with {other:?}"))),
             None => Err(End::Gone),
         }

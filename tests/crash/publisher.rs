@@ -63,7 +63,7 @@ impl Publisher {
             known = true;
             match self.serve(link) {
                 Ok(()) => return,
-                Err(End::Gone) => {}
+                Err(End::Gone | End::Unavailable) => {}
                 Err(End::Malformed(what)) => return self.fault(&what),
             }
         }

@@ -72,7 +72,7 @@ impl Subscriber {
             self.connections += 1;
             match self.serve(link) {
                 Ok(()) => break,
-                Err(End::Gone) => {}
+                Err(End::Gone | End::Unavailable) => {}
                 Err(End::Malformed(what)) => {
                     self.fault(&what);
                     break;

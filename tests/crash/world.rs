@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -50,7 +50,9 @@ pub(crate) enum Phase {
 
 #[derive(Default)]
 pub(crate) struct World {
-    address: Mutex<Option<SocketAddrV4>>,
+    /// Where a broker can be reached: one, or the nodes of one.
+    addresses: Mutex<Vec<SocketAddrV4>>,
+    turn: AtomicUsize,
     phase: AtomicU8,
     /// How often each message of a row was sent, by its number (from 0 on).
     sent: Mutex<BTreeMap<Row, Vec<u32>>>,
@@ -58,8 +60,20 @@ pub(crate) struct World {
 }
 
 impl World {
+    #[allow(dead_code, reason = "the tests of several nodes have several")]
     pub(crate) fn set_address(&self, address: Option<SocketAddrV4>) {
-        *self.address.lock() = address;
+        self.set_addresses(address.into_iter().collect());
+    }
+
+    pub(crate) fn set_addresses(&self, addresses: Vec<SocketAddrV4>) {
+        *self.addresses.lock() = addresses;
+    }
+
+    /// The next address, in turn.
+    fn address(&self) -> Option<SocketAddrV4> {
+        let addresses = self.addresses.lock();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        addresses.get(turn % addresses.len().max(1)).copied()
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
@@ -102,16 +116,21 @@ impl World {
         self.sent.lock().clone()
     }
 
-    /// Connects as soon as the broker can be reached; none when it is time to leave.
+    /// Connects as soon as the broker can be reached; none when it is time to leave. A node may be
+    /// busy with the death of another one; a broker alone may not.
     pub(crate) fn connect(&self, who: &str, connect: &Connect) -> Option<Link> {
         loop {
             if self.phase() == Phase::End {
                 return None;
             }
-            let address = *self.address.lock();
-            let tried = address.map(|address| Link::connect(address, connect));
+            let one_of_many = self.addresses.lock().len() > 1;
+            let tried = self.address().map(|address| Link::connect(address, connect));
             match tried {
                 Some(Ok(link)) => return Some(link),
+                Some(Err(End::Unavailable)) if one_of_many => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Some(Err(End::Unavailable)) => self.fault(format!("{who}: it is unavailable")),
                 Some(Err(End::Malformed(what))) => self.fault(format!("{who}: {what}")),
                 Some(Err(End::Gone)) | None => std::thread::sleep(Duration::from_millis(3)),
             }
