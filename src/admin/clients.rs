@@ -53,7 +53,8 @@ struct SessionBody {
     keep_alive_seconds: Option<u64>,
     subscriptions_count: usize,
     /// Messages that wait for it or are not acknowledged; of a persistent APPLICATION client, how
-    /// far it lags behind in its log.
+    /// far it lags behind in its log. On the cluster profile as far as this node knows since its
+    /// start: of other clients while they are connected.
     lag: u64,
     username: Option<String>,
     /// Who let it in: `MQTT_BASIC`, `X_509`, `JWT`, `HTTP`, `SCRAM`; none: it is anonymous.

@@ -125,8 +125,10 @@ impl Parts {
             let Appended::Taken { first_seq, skipped } = appended else {
                 // The session ended between the match and here.
                 let lost = append.entries.len() as u64;
-                metrics::DEVICE_TOTAL.add(lost);
-                metrics::DEVICE_FAILED.add(lost);
+                if !append.queue.is_application() {
+                    metrics::DEVICE_TOTAL.add(lost);
+                    metrics::DEVICE_FAILED.add(lost);
+                }
                 let client = append.queue.name();
                 for entry in &append.entries {
                     let (why, topic) = (DropReason::SessionEnded, entry.message.view().topic);
@@ -136,8 +138,10 @@ impl Parts {
             };
             let taken = (append.entries.len() - skipped) as u64;
             tracing::trace!(stop = 9, queue = %append.queue, first_seq, copies = taken, "queued");
-            metrics::DEVICE_TOTAL.add(taken);
-            metrics::DEVICE_SUCCESSFUL.add(taken);
+            if !append.queue.is_application() {
+                metrics::DEVICE_TOTAL.add(taken);
+                metrics::DEVICE_SUCCESSFUL.add(taken);
+            }
             // Looked up behind the append: a connection that attaches meanwhile either is told
             // here, or reads its queue later than this.
             if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {

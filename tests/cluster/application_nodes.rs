@@ -1,5 +1,10 @@
 //! APPLICATION clients whose node changes, or dies (APP-1, APP-2).
 
+use std::time::Duration;
+
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::topic_partition_list::TopicPartitionList;
 use serde_json::json;
 
 use crate::operator::{Operator, PASSWORD};
@@ -115,4 +120,49 @@ fn a_backlog_outlives_the_node_that_appended_it() {
     let first = got[0];
     assert!(first <= 5, "{got:?}");
     assert_eq!(got, (first..200).collect::<Vec<_>>());
+}
+
+/// The topics of APPLICATION sessions, and up to where Kafka's group has each.
+fn group(prefix: &str) -> Vec<(String, Option<i64>)> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", services().expect("they run").kafka());
+    config.set("group.id", format!("{prefix}application-persisted-msg-consumer-group"));
+    let consumer: BaseConsumer = config.create().unwrap();
+    let patience = Duration::from_secs(15);
+    let all = consumer.fetch_metadata(None, patience).unwrap();
+    let names = all.topics().iter().map(|topic| topic.name());
+    let names = names.filter(|name| name.starts_with(&format!("{prefix}tbmq.msg.app.")));
+    names
+        .map(|name| {
+            let mut list = TopicPartitionList::new();
+            list.add_partition(name, 0);
+            let found = consumer.committed_offsets(list, patience).unwrap();
+            (name.to_owned(), found.elements()[0].offset().to_raw())
+        })
+        .collect()
+}
+
+/// APP-1, APP-2: the position is committed to a Kafka group, for lag tools; the topic goes with its
+/// session.
+#[test]
+fn lag_tools_see_where_an_application_client_is() {
+    let Some(nodes) = nodes("ag.") else { return };
+    let mut client = Client::connect(&nodes[0], &app());
+    client.subscribe("t", 1);
+    let mut publisher = Client::connect(&nodes[1], &Connect::v5("p").user("dev"));
+    publish(&mut publisher, 0..30, 1);
+    for number in 0..30 {
+        assert_eq!(client.take().payload(), number.to_string());
+    }
+    client.ping();
+    client.disconnect();
+    nodes[0].eventually("the group is told", |_| {
+        let groups = group("ag.");
+        let [(name, committed)] = groups.as_slice() else { panic!("one topic: {groups:?}") };
+        // An id with a slash is hashed.
+        assert_eq!(name.split('.').nth(4).map(str::len), Some(64), "{name}");
+        *committed == Some(30)
+    });
+    Client::connect(&nodes[1], &Connect::v5("mover/1").user("app")).disconnect();
+    nodes[0].eventually("the topic goes with its session", |_| group("ag.").is_empty());
 }

@@ -327,11 +327,15 @@ impl AppLog {
     }
 
     fn tell_group(&self, by: &Writing) {
+        let (floor, let_go) = {
+            let place = self.place.lock();
+            (place.floor(), place.is_let_go())
+        };
         let mut writes = self.writes.lock();
-        if writes.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+        if let_go || writes.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
             writes.told = Some(Instant::now());
             drop(writes);
-            by.pool.commit(&self.topic, self.place.lock().floor());
+            by.pool.commit(&self.topic, floor);
         }
     }
 

@@ -100,7 +100,7 @@ impl Applications {
             "app writer".into(),
             Box::new(move || of.producer.serve(&|| of.ended.load(Ordering::Acquire))),
         )?);
-        for which in 0..pool.consumers() {
+        for which in 0..pool.clients() {
             let (pool, watch, ended) =
                 (Arc::clone(&pool), Arc::clone(&watch), Arc::clone(&inner.ended));
             threads.push(start(

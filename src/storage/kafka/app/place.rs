@@ -54,6 +54,11 @@ impl Place {
         self.floor
     }
 
+    /// Whether the connection has said its last word.
+    pub(super) fn is_let_go(&self) -> bool {
+        self.exact
+    }
+
     /// How many records from the floor to `end` are not acknowledged, those that do not count
     /// among them.
     pub(super) fn depth(&self, end: u64) -> u64 {

@@ -32,6 +32,8 @@ type Client = BaseConsumer<Listener>;
 /// The consumers that all logs share.
 pub(super) struct Pool {
     consumers: Vec<Arc<Client>>,
+    /// Asks and tells: a commit that is open would hold up who begins to read.
+    clerk: Arc<Client>,
     next: AtomicUsize,
 }
 
@@ -58,26 +60,27 @@ impl Pool {
                 .map_err(|error| unavailable("Kafka's consumer can't be made", &error))
         };
         let consumers = (0..CONSUMERS).map(make).collect::<Result<_, _>>()?;
-        Ok(Self { consumers, next: AtomicUsize::new(0) })
+        Ok(Self { consumers, clerk: make(CONSUMERS)?, next: AtomicUsize::new(0) })
     }
 
-    /// Serves what is no log's own; runs on a thread of its own, for each of the consumers.
+    /// Serves what is no log's own; runs on a thread of its own, for each of the clients.
     pub(super) fn serve(&self, which: usize, watch: &Arc<Watch>, ended: &dyn Fn() -> bool) {
         while !ended() {
-            if let Some(Err(error)) = self.consumers[which].poll(TICK) {
+            let client = self.consumers.get(which).unwrap_or(&self.clerk);
+            if let Some(Err(error)) = client.poll(TICK) {
                 note_error(watch, &error, "");
             }
         }
     }
 
-    pub(super) fn consumers(&self) -> usize {
-        self.consumers.len()
+    pub(super) fn clients(&self) -> usize {
+        self.consumers.len() + 1
     }
 
     /// Whether there is such a topic. Blocks.
     pub(super) fn exists(&self, topic: &str) -> Result<bool, StorageError> {
         let what = || format!("topic {topic} can't be looked for");
-        let found = self.consumers[0].fetch_metadata(Some(topic), LOOK);
+        let found = self.clerk.fetch_metadata(Some(topic), LOOK);
         let found = found.map_err(|error| unavailable(&what(), &error))?;
         let one = found.topics().iter().find(|one| one.name() == topic);
         Ok(one.is_some_and(|one| one.error().is_none() && !one.partitions().is_empty()))
@@ -85,18 +88,18 @@ impl Pool {
 
     /// Waits until the log has a leader. Blocks.
     pub(super) fn bounds(&self, topic: &str) -> Result<Bounds, StorageError> {
-        let consumer = &self.consumers[0];
+        let clerk = &self.clerk;
         let until = tokio::time::Instant::now() + LOOK;
         let within = Duration::from_secs(1);
         let (low, high) = loop {
-            match consumer.fetch_watermarks(topic, 0, within) {
+            match clerk.fetch_watermarks(topic, 0, within) {
                 Ok(found) => break found,
                 Err(error) if tokio::time::Instant::now() > until => {
                     return Err(unavailable(&format!("topic {topic} can't be read"), &error));
                 }
                 // What was not there is remembered until somebody asks for it by name.
                 Err(_) => {
-                    drop(consumer.fetch_metadata(Some(topic), LOOK));
+                    drop(clerk.fetch_metadata(Some(topic), LOOK));
                     std::thread::sleep(AGAIN);
                 }
             }
@@ -109,7 +112,7 @@ impl Pool {
     fn committed(&self, topic: &str) -> u64 {
         let mut list = TopicPartitionList::new();
         list.add_partition(topic, 0);
-        match self.consumers[0].committed_offsets(list, LOOK) {
+        match self.clerk.committed_offsets(list, LOOK) {
             Ok(found) => match found.elements().first().map(|one| one.offset()) {
                 Some(Offset::Offset(offset)) => u64::try_from(offset).unwrap_or(0) + 1,
                 Some(_) | None => 1,
@@ -126,7 +129,7 @@ impl Pool {
         let mut list = TopicPartitionList::new();
         let offset = Offset::Offset(i64::try_from(floor - 1).unwrap_or(i64::MAX));
         let listed = list.add_partition_offset(topic, 0, offset);
-        let told = listed.and_then(|()| self.consumers[0].commit(&list, CommitMode::Async));
+        let told = listed.and_then(|()| self.clerk.commit(&list, CommitMode::Async));
         if let Err(error) = told {
             tracing::debug!(topic, %error, "the group was not told");
         }
