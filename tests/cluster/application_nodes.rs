@@ -1,11 +1,7 @@
 //! APPLICATION clients whose node changes, or dies (APP-1, APP-2).
 
-use std::time::Duration;
-
-use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::topic_partition_list::TopicPartitionList;
 use serde_json::json;
+use sluice::storage::{Applications, KafkaConfig, KafkaSettings};
 
 use crate::operator::{Operator, PASSWORD};
 use crate::services::services;
@@ -123,23 +119,11 @@ fn a_backlog_outlives_the_node_that_appended_it() {
 }
 
 /// The topics of APPLICATION sessions, and up to where Kafka's group has each.
-fn group(prefix: &str) -> Vec<(String, Option<i64>)> {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", services().expect("they run").kafka());
-    config.set("group.id", format!("{prefix}application-persisted-msg-consumer-group"));
-    let consumer: BaseConsumer = config.create().unwrap();
-    let patience = Duration::from_secs(15);
-    let all = consumer.fetch_metadata(None, patience).unwrap();
-    let names = all.topics().iter().map(|topic| topic.name());
-    let names = names.filter(|name| name.starts_with(&format!("{prefix}tbmq.msg.app.")));
-    names
-        .map(|name| {
-            let mut list = TopicPartitionList::new();
-            list.add_partition(name, 0);
-            let found = consumer.committed_offsets(list, patience).unwrap();
-            (name.to_owned(), found.elements()[0].offset().to_raw())
-        })
-        .collect()
+fn group(prefix: &str) -> Vec<(String, u64)> {
+    let servers = services().expect("they run").kafka().to_owned();
+    let prefix = prefix.to_owned();
+    Applications::group(&KafkaSettings::new(KafkaConfig { servers, prefix, ..Default::default() }))
+        .unwrap()
 }
 
 /// APP-1, APP-2: the position is committed to a Kafka group, for lag tools; the topic goes with its
@@ -161,7 +145,7 @@ fn lag_tools_see_where_an_application_client_is() {
         let [(name, committed)] = groups.as_slice() else { panic!("one topic: {groups:?}") };
         // An id with a slash is hashed.
         assert_eq!(name.split('.').nth(4).map(str::len), Some(64), "{name}");
-        *committed == Some(30)
+        *committed == 30
     });
     Client::connect(&nodes[1], &Connect::v5("mover/1").user("app")).disconnect();
     nodes[0].eventually("the topic goes with its session", |_| group("ag.").is_empty());

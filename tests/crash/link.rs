@@ -53,6 +53,10 @@ impl Link {
         loop {
             if let Some((packet, length)) = parse(self.level, &self.read).map_err(End::Malformed)? {
                 self.read.drain(..length);
+                // A node that leaves, or whose storage does, says so on level 5.
+                if matches!(packet, Packet::Disconnect { code: 0x80 | 0x8B, .. }) {
+                    return Err(End::Gone);
+                }
                 return Ok(Some(packet));
             }
             let left = deadline.saturating_duration_since(Instant::now());

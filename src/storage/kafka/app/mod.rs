@@ -111,6 +111,14 @@ impl Applications {
         Ok(Self { inner, threads: Mutex::new(threads) })
     }
 
+    /// What lag tools see: the topics of APPLICATION sessions, and up to which offset Kafka's group
+    /// has each. Blocks.
+    pub fn group(settings: &KafkaSettings) -> Result<Vec<(String, u64)>, StorageError> {
+        let topic = &settings.config.topics.application;
+        let pool = Pool::new(&settings.applications(topic), &Arc::default())?;
+        pool.group(&format!("{}.", settings.name(topic)))
+    }
+
     pub fn queues(&self) -> Arc<dyn DeviceQueues> {
         Arc::new(Port(Arc::clone(&self.inner)))
     }

@@ -124,6 +124,15 @@ impl Pool {
         }
     }
 
+    /// The topics whose names begin like this, and up to where Kafka's group has each.
+    pub(super) fn group(&self, prefix: &str) -> Result<Vec<(String, u64)>, StorageError> {
+        let found = self.clerk.fetch_metadata(None, LOOK);
+        let found = found.map_err(|error| unavailable("no Kafka broker answers", &error))?;
+        let names = found.topics().iter().map(|topic| topic.name());
+        let ours = names.filter(|name| name.starts_with(prefix));
+        Ok(ours.map(|name| (name.to_owned(), self.committed(name) - 1)).collect())
+    }
+
     /// Tells Kafka's group up to where a client is, for lag tools; nobody waits for it.
     pub(super) fn commit(&self, topic: &str, floor: u64) {
         let mut list = TopicPartitionList::new();
