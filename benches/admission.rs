@@ -50,7 +50,8 @@ fn subscribed(sessions: usize, filter: &str) -> Subscriptions {
     let filter = TopicFilter::new(filter).expect("a good filter");
     for n in 0..sessions {
         let client_id = ClientId::new(&format!("s{n}"));
-        let view = SlotView { incarnation: 1, persistent: true, outbox: None };
+        let view =
+            SlotView { incarnation: 1, persistent: true, outbox: None, ..SlotView::default() };
         slots.ensure(&client_id).set(view);
         let options = SubscriptionOptions::v3(QoS::AtLeastOnce);
         let value = SubscriptionRow { options, incarnation: 1, since: Some(0) }.encode();

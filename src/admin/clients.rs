@@ -52,6 +52,10 @@ struct SessionBody {
     client_ip_adr: Option<String>,
     keep_alive_seconds: Option<u64>,
     subscriptions_count: usize,
+    /// Messages that wait for it or are not acknowledged; of a persistent APPLICATION client, how
+    /// far it lags behind in its log. On the cluster profile as far as this node knows since its
+    /// start: of other clients while they are connected.
+    lag: u64,
     username: Option<String>,
     /// Who let it in: `MQTT_BASIC`, `X_509`, `JWT`, `HTTP`, `SCRAM`; none: it is anonymous.
     auth_provider: Option<&'static str>,
@@ -135,6 +139,7 @@ impl From<SessionView> for SessionBody {
             client_ip_adr: view.address,
             keep_alive_seconds: view.keep_alive_s,
             subscriptions_count: view.subscriptions,
+            lag: view.lag,
             username: view.username,
             auth_provider: view.provider,
             subscriptions: None,

@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::limits::BATCH_BYTES;
 use crate::listener;
 use crate::storage::{
-    Embedded, EmbeddedSettings, Kafka, KafkaSettings, NodeLosses, Profile, Redis, StorageError,
-    Stores, SyncMode,
+    Applications, Embedded, EmbeddedSettings, Kafka, KafkaSettings, NodeLosses, Profile, Redis,
+    StorageError, Stores, SyncMode,
 };
 
 /// What a record needs beside the packet or the batch that it holds.
@@ -25,7 +25,7 @@ pub(super) type Trouble = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 pub(super) enum Backend {
     Embedded(Embedded),
     /// The log and the tables, and the queues.
-    Cluster(Kafka, Mutex<Option<Redis>>),
+    Cluster(Kafka, Mutex<Option<(Applications, Redis)>>),
 }
 
 impl Backend {
@@ -57,7 +57,7 @@ impl Backend {
         match self {
             Backend::Embedded(_) => None,
             Backend::Cluster(_, redis) => {
-                redis.lock().as_ref().map(|redis| Arc::new(redis.health()) as Trouble)
+                redis.lock().as_ref().map(|(_, redis)| Arc::new(redis.health()) as Trouble)
             }
         }
     }
@@ -67,7 +67,7 @@ impl Backend {
         match self {
             Backend::Embedded(_) => None,
             Backend::Cluster(_, redis) => {
-                redis.lock().as_ref().map(|redis| Arc::new(redis.losses(node)))
+                redis.lock().as_ref().map(|(_, redis)| Arc::new(redis.losses(node)))
             }
         }
     }
@@ -80,7 +80,8 @@ impl Backend {
             }
             Backend::Cluster(kafka, redis) => {
                 let redis = redis.lock().take();
-                if let Some(redis) = redis {
+                if let Some((applications, redis)) = redis {
+                    applications.stop(patience).await?;
                     redis.stop(patience).await?;
                 }
                 tokio::task::spawn_blocking(move || kafka.stop()).await??;
@@ -99,6 +100,8 @@ async fn embedded(config: &Config) -> Result<(Backend, Stores), Fault> {
     settings.checkpoint_every = embedded.checkpoint_period;
     settings.queue_limit = config.storage.device_queue_messages as u64;
     settings.queue_ttl = config.storage.device_message_ttl;
+    settings.application_bytes = config.storage.application.bytes;
+    settings.application_life = config.storage.application.life;
     let total = config.session.total_rate.windows.as_ref();
     settings.bucket = super::limits::windows(total);
     settings.device_bucket = super::limits::windows(config.routing.device_persisted_rate.as_ref());
@@ -125,16 +128,20 @@ async fn cluster(config: &Config) -> Result<(Backend, Stores), Fault> {
     queues.bucket = super::limits::windows(config.session.total_rate.windows.as_ref());
     queues.device_bucket = super::limits::windows(config.routing.device_persisted_rate.as_ref());
     let redis = Redis::connect(queues).await?;
+    let (for_logs, runtime) = (settings.clone(), tokio::runtime::Handle::current());
     let kafka = tokio::task::spawn_blocking(move || Kafka::open(settings)).await??;
+    let (places, others) = (redis.places(), redis.queues());
+    let opening = move || Applications::open(for_logs, places, others, runtime);
+    let applications = tokio::task::spawn_blocking(opening).await??;
     let stores = Stores {
         log: kafka.log(),
         tables: kafka.tables(),
-        queues: redis.queues(),
+        queues: applications.queues(),
         bucket: redis.bucket(),
         device_bucket: redis.device_bucket(),
         peers: Some(kafka.peers()),
     };
-    Ok((Backend::Cluster(kafka, Mutex::new(Some(redis))), stores))
+    Ok((Backend::Cluster(kafka, Mutex::new(Some((applications, redis)))), stores))
 }
 
 fn largest_packet(listener: &listener::Config) -> usize {

@@ -78,7 +78,7 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.integration-uplink-notifications.", Why::NotYet),
     ("queue.integration-uplink.", Why::NotYet),
     ("queue.internode-notifications.", Why::Never),
-    ("queue.kafka.app-persisted-msg", Why::NotYet),
+    ("queue.kafka.app-persisted-msg-shared.", Why::NotYet),
     ("queue.kafka.application-removed-event.", Why::NotYet),
     ("queue.kafka.consumer-properties-per-topic.", Why::NotYet),
     ("queue.kafka.home-page.", Why::NotYet),
@@ -116,10 +116,6 @@ pub(super) const SECRETS: &[&str] = &[
 ];
 /// What is shown instead.
 pub(super) const SECRET: &str = "(secret)";
-
-/// Keys that are read and checked, while what they ask for comes with a later version: (key, its
-/// value when nothing is asked for).
-pub(super) const NOT_ENFORCED: &[(&str, &str)] = &[("mqtt.application-clients-limit", "0")];
 
 pub(super) fn why(key: &str) -> Option<Why> {
     let fits = |pattern: &str| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::reader::Reader;
-use crate::storage::{KafkaConfig, TopicConfig, Topics};
+use crate::storage::{KafkaConfig, Retention, TopicConfig, Topics};
 
 /// The four keys of one topic.
 struct Keys {
@@ -46,8 +46,26 @@ pub(super) fn read(r: &mut Reader<'_>) -> KafkaConfig {
             blocked: topic(r, &keys!("blocked-client")),
             settings: topic(r, &keys!("settings")),
             state: topic(r, &keys!("state")),
+            application: topic(r, &keys!("app-persisted-msg")),
         },
     }
+}
+
+/// What the topic's settings say of retention, which embedded storage keeps to as well (APP-3).
+pub(super) fn retention(r: &mut Reader<'_>, topic: &TopicConfig) -> Retention {
+    let mut number = |name: &str| {
+        let (_, text) = topic.properties.iter().rev().find(|(key, _)| key == name)?;
+        match text.parse::<i64>() {
+            Ok(number) => u64::try_from(number).ok(),
+            Err(_) => {
+                let text = format!("{name} of {}: {text:?} is no whole number", topic.name);
+                r.fault(text);
+                None
+            }
+        }
+    };
+    let (bytes, life) = (number("retention.bytes"), number("retention.ms"));
+    Retention { bytes, life: life.map(Duration::from_millis) }
 }
 
 fn topic(r: &mut Reader<'_>, keys: &Keys) -> TopicConfig {

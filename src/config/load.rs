@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::fault::{Fault, Faults, Origin};
-use super::foreign::{self, NOT_ENFORCED, SECRET, SECRETS, Why};
+use super::foreign::{self, SECRET, SECRETS, Why};
 use super::placeholder::{Env, resolve, variable};
 use super::reader::{Given, Reader};
 use super::tree::{self, Leaf};
@@ -188,15 +188,6 @@ impl Gathered {
         self.warnings.append(&mut reader.warnings);
         if !self.faults.is_empty() {
             return Err(Faults(self.faults));
-        }
-        for (key, off) in NOT_ENFORCED {
-            let given = &self.values[*key];
-            if given.text.trim() != *off {
-                self.warnings.push(format!(
-                    "{key} = {} (from {}): not enforced in this version",
-                    given.text, given.origin
-                ));
-            }
         }
         let changed = self.values.into_iter().filter(|(_, given)| given.text != given.built_in);
         let changed = changed

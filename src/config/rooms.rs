@@ -190,9 +190,11 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
         _ => SyncMode::Never,
     };
     let redis = super::redis::read(r);
+    let kafka = kafka::read(r);
     storage::Config {
+        application: kafka::retention(r, &kafka.topics.application),
         profile,
-        kafka: kafka::read(r),
+        kafka,
         redis,
         embedded: EmbeddedConfig {
             path: r.folder("storage.embedded.path").into(),

@@ -234,11 +234,17 @@ fn short_and_long_rate_limit_keys_are_read() {
     fault(twice, &[], &["mqtt.rate-limits.total.enabled", "also as rate-limits.total.enabled"]);
 }
 
+/// APP-3
 #[test]
-fn a_limit_that_nobody_enforces_yet_is_said_so() {
-    let loaded = good("", &[("MQTT_APPLICATION_CLIENTS_LIMIT", "5")]);
-    assert_eq!(loaded.warnings.len(), 1);
-    assert!(loaded.warnings[0].contains("not enforced"), "{:?}", loaded.warnings);
+fn the_retention_of_application_logs_is_read_out_of_kafkas_words() {
+    let name = "TB_KAFKA_APP_PERSISTED_MSG_TOPIC_PROPERTIES";
+    let kept = |text: &str| good("", &[(name, text)]).config.storage.application;
+    let default = good("", &[]).config.storage.application;
+    assert_eq!(default.bytes, Some(1_048_576_000));
+    assert_eq!(default.life, Some(Duration::from_secs(604_800)));
+    let given = kept("retention.ms:-1;retention.bytes:5;segment.bytes:7");
+    assert_eq!((given.bytes, given.life), (Some(5), None));
+    fault("", &[(name, "retention.ms:week")], &["retention.ms", "tbmq.msg.app", "week"]);
 }
 
 /// QUO-6, QUO-7

@@ -43,8 +43,11 @@ impl Outbox {
         if channel.closing {
             return;
         }
+        let mut released = 0;
         for ack in acks {
+            let before = done.len();
             Self::acknowledge_one(&mut channel, *ack, &mut done, &mut received);
+            released += if ack.kind == AckKind::Pubcomp { done.len() - before } else { 0 };
         }
         channel.send_delayed(&self.config);
         channel.ended_exchanges();
@@ -60,6 +63,10 @@ impl Outbox {
         self.leave(channel);
         self.reserve(reservation);
         if let Some((queue, incarnation, sent_below)) = queue {
+            if queue.is_application() {
+                metrics::APP_PUBLISHED.add((done.len() + received.len() - released) as u64);
+                metrics::APP_RELEASED.add(released as u64);
+            }
             if !done.is_empty() {
                 self.queues.ack(&queue, incarnation, &done, sent_below);
             }

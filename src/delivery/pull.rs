@@ -84,7 +84,10 @@ impl Outbox {
         {
             backlog.heard_of(end);
         }
+        // Without an id nothing is read.
+        let reservation = channel.reserve_ids();
         self.leave(channel);
+        self.reserve(reservation);
     }
 
     /// A queued message that will never be sent: it leaves the queue as if acknowledged.

@@ -37,6 +37,8 @@ pub struct SlotView {
     pub incarnation: u64,
     /// QoS 1 and 2 go into the client's queue.
     pub persistent: bool,
+    /// Its queue is an APPLICATION client's log.
+    pub application: bool,
     /// Connected to this node.
     pub outbox: Option<Arc<Outbox>>,
 }

@@ -119,7 +119,8 @@ impl Parts {
         }
         let mut wanted: Vec<(u32, u32)> = Vec::new();
         for run in runs.iter() {
-            if self.slots.by_id(run.slot).is_some_and(|slot| slot.is_persistent()) {
+            let slot = self.slots.by_id(run.slot).map(|slot| slot.view());
+            if slot.is_some_and(|slot| slot.persistent && !slot.application) {
                 let queued = run.copies.iter().filter(|copy| copy.is_queued());
                 wanted.extend(queued.map(|copy| (copy.item, copy.index)));
             }

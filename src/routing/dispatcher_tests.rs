@@ -119,7 +119,7 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
     let value = RetainedTable::row(&MessageRef::new(batch("kept"), 0)).value;
     retained.load(&value.expect("a payload is kept")).expect("it was encoded just now");
     let parts = parts(&stores, retained);
-    let view = SlotView { incarnation: 1, persistent: true, outbox: None };
+    let view = SlotView { incarnation: 1, persistent: true, outbox: None, ..SlotView::default() };
     parts.slots.ensure(&client_id).set(view);
     subscribe(&parts.subscriptions, &client_id, "t", QoS::AtLeastOnce);
 
@@ -177,7 +177,12 @@ async fn steady_qos0_delivery_allocates_nothing() {
         let (config, queues) = (Arc::new(delivery_config()), Arc::clone(&stores.queues));
         let outbox = Outbox::new(settings(&client_id), config, queues);
         outbox.write_by(Arc::clone(&drain) as _, Weak::<Drain>::new());
-        let view = SlotView { incarnation: 1, persistent: false, outbox: Some(outbox) };
+        let view = SlotView {
+            incarnation: 1,
+            persistent: false,
+            outbox: Some(outbox),
+            ..SlotView::default()
+        };
         parts.slots.ensure(&client_id).set(view);
         subscribe(&parts.subscriptions, &client_id, "t", QoS::AtMostOnce);
     }

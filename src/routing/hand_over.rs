@@ -1,6 +1,7 @@
 //! From the copies of a stretch to queues, outboxes and, by way of the log, to members of groups
 //! and sessions of other nodes.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ impl Parts {
         let mut assignments = Vec::new();
         for run in runs.iter() {
             let Some(slot) = self.slots.by_id(run.slot) else { continue };
-            let SlotView { incarnation, persistent, outbox } = slot.view();
-            let queue = || QueueKey::Client(slot.client_id().clone());
+            let SlotView { incarnation, persistent, application, outbox } = slot.view();
+            let queue = || QueueKey::of(slot.client_id(), application);
             if self.here.as_ref().is_some_and(|here| here.is_elsewhere(&slot)) {
                 let copies = &run.copies;
                 assignments.extend(self.assignments(batch, &queue(), incarnation, copies, true));
@@ -52,7 +53,11 @@ impl Parts {
             }
             if persistent {
                 let queue = queue();
-                let copies = admitted.of(batch, &slot, &run.copies, decisions);
+                let copies = match application {
+                    // DEV-7 is of DEVICE clients.
+                    true => Cow::Borrowed(run.copies.as_slice()),
+                    false => admitted.of(batch, &slot, &run.copies, decisions),
+                };
                 assignments.extend(self.assignments(batch, &queue, incarnation, &copies, false));
                 let entries = self.entries(batch, &copies);
                 if !entries.is_empty() {
@@ -102,11 +107,8 @@ impl Parts {
         if appends.is_empty() {
             return;
         }
-        let slot = |queue: &QueueKey| match queue {
-            QueueKey::Client(id) => self.slots.by_client(id.as_str()),
-            QueueKey::Group(_) => None,
-        };
-        let queued = |append: QueueAppend| Queued { slot: slot(&append.queue), append, live: true };
+        let queued =
+            |append: QueueAppend| Queued { slot: self.slot_of(&append.queue), append, live: true };
         self.enqueue(appends.into_iter().map(queued).collect()).await;
     }
 
@@ -127,12 +129,11 @@ impl Parts {
             let Appended::Taken { first_seq, skipped } = appended else {
                 // The session ended between the match and here.
                 let lost = append.entries.len() as u64;
-                metrics::DEVICE_TOTAL.add(lost);
-                metrics::DEVICE_FAILED.add(lost);
-                let client = match &append.queue {
-                    QueueKey::Client(id) => id.as_str(),
-                    QueueKey::Group(name) => name,
-                };
+                if !append.queue.is_application() {
+                    metrics::DEVICE_TOTAL.add(lost);
+                    metrics::DEVICE_FAILED.add(lost);
+                }
+                let client = append.queue.name();
                 for entry in &append.entries {
                     let (why, topic) = (DropReason::SessionEnded, entry.message.view().topic);
                     telemetry::dropped_of(why, Direction::Outbound, client, topic, 1);
@@ -141,8 +142,10 @@ impl Parts {
             };
             let taken = (append.entries.len() - skipped) as u64;
             tracing::trace!(stop = 9, queue = %append.queue, first_seq, copies = taken, "queued");
-            metrics::DEVICE_TOTAL.add(taken);
-            metrics::DEVICE_SUCCESSFUL.add(taken);
+            if !append.queue.is_application() {
+                metrics::DEVICE_TOTAL.add(taken);
+                metrics::DEVICE_SUCCESSFUL.add(taken);
+            }
             // Looked up behind the append: a connection that attaches meanwhile either is told
             // here, or reads its queue later than this.
             if let Some(outbox) = slot.as_ref().and_then(|slot| slot.view().outbox) {
@@ -248,10 +251,7 @@ impl Parts {
                     subscription_ids: Arc::clone(&copy.subscription_ids),
                 });
             }
-            let slot = match to {
-                QueueKey::Client(id) => self.slots.by_client(id.as_str()),
-                QueueKey::Group(_) => None,
-            };
+            let slot = self.slot_of(to);
             let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
             queued.extend(self.direct(append, slot, live));
         }
@@ -263,7 +263,7 @@ impl Parts {
         let Some(there) = slot.as_ref().filter(|_| self.here.is_some()) else {
             return vec![Queued { append, slot, live }];
         };
-        let SlotView { incarnation, persistent, outbox } = there.view();
+        let SlotView { incarnation, persistent, outbox, .. } = there.view();
         let QueueAppend { queue, incarnation: of, entries } = append;
         let acknowledged = |entry: &QueueEntry| entry.delivery.qos.is_acknowledged();
         let (entries, lively): (Vec<_>, Vec<_>) =
@@ -288,6 +288,10 @@ impl Parts {
         } else {
             vec![Queued { append, slot, live }]
         }
+    }
+
+    fn slot_of(&self, queue: &QueueKey) -> Option<Arc<Slot>> {
+        self.slots.by_client(queue.client()?.as_str())
     }
 
     fn is_newest(&self, copy: &MessageRef) -> bool {

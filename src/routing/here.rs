@@ -22,7 +22,7 @@ use crate::storage::{
 /// Copies whose owner is another node.
 #[derive(Debug, Default)]
 struct Kept {
-    of: HashMap<ClientId, Vec<(u64, QueueEntry)>, ahash::RandomState>,
+    of: HashMap<QueueKey, Vec<(u64, QueueEntry)>, ahash::RandomState>,
     bytes: usize,
 }
 
@@ -122,23 +122,26 @@ impl Here {
     /// Keeps copies for another node's session; gives back what must go into queues to make room.
     pub(super) fn keep(&self, append: QueueAppend) -> Vec<QueueAppend> {
         let mut state = self.state.lock();
-        let QueueKey::Client(client_id) = append.queue else { return Vec::new() };
+        if append.queue.client().is_none() {
+            return Vec::new();
+        }
         state.kept.bytes += append.entries.iter().map(cost).sum::<usize>();
-        let kept = state.kept.of.entry(client_id).or_default();
+        let kept = state.kept.of.entry(append.queue).or_default();
         kept.extend(append.entries.into_iter().map(|entry| (append.incarnation, entry)));
         if state.kept.bytes < KEPT_FOR_OTHERS_BYTES {
             return Vec::new();
         }
-        let all: Vec<ClientId> = state.kept.of.keys().cloned().collect();
+        let all: Vec<QueueKey> = state.kept.of.keys().cloned().collect();
         tracing::info!(sessions = all.len(), "other nodes are late: their queues are filled here");
-        all.iter().flat_map(|client_id| state.kept.take(client_id)).collect()
+        all.into_iter().flat_map(|queue| state.kept.take(queue)).collect()
     }
 
     /// The owner of this client's session has refused it a copy, so it is kept no longer.
     pub(super) fn refused(&self, client_id: &str, origin: &Origin) {
         let mut state = self.state.lock();
         let Kept { of, bytes } = &mut state.kept;
-        let Some(entries) = of.get_mut(client_id) else { return };
+        let queue = QueueKey::Client(ClientId::new(client_id));
+        let Some(entries) = of.get_mut(&queue) else { return };
         entries.retain(|(_, entry)| {
             let source = &entry.source;
             let stays = (source.position, source.index) != (origin.position, origin.index);
@@ -176,7 +179,7 @@ impl Here {
                 let elsewhere = owner.is_some_and(|owner| owner != &**self.peers.node());
                 slot.set_elsewhere(elsewhere);
                 if !elsewhere {
-                    due.appends.extend(state.kept.take(slot.client_id()));
+                    due.appends.extend(state.kept.take_of(slot.client_id()));
                 }
             });
         }
@@ -221,19 +224,25 @@ impl Here {
         slot.set_home(by, position.offset);
         let elsewhere = by != self.peers.node();
         slot.set_elsewhere(elsewhere);
-        if elsewhere { Vec::new() } else { state.kept.take(client) }
+        if elsewhere { Vec::new() } else { state.kept.take_of(client) }
     }
 }
 
 impl Kept {
-    fn take(&mut self, client_id: &ClientId) -> Vec<QueueAppend> {
+    /// All that is kept for a client.
+    fn take_of(&mut self, client_id: &ClientId) -> Vec<QueueAppend> {
+        let queues = [false, true].map(|application| QueueKey::of(client_id, application));
+        queues.into_iter().flat_map(|queue| self.take(queue)).collect()
+    }
+
+    fn take(&mut self, queue: QueueKey) -> Vec<QueueAppend> {
         let mut appends: Vec<QueueAppend> = Vec::new();
-        for (incarnation, entry) in self.of.remove(client_id).unwrap_or_default() {
+        for (incarnation, entry) in self.of.remove(&queue).unwrap_or_default() {
             self.bytes -= cost(&entry);
             match appends.last_mut().filter(|last| last.incarnation == incarnation) {
                 Some(last) => last.entries.push(entry),
                 None => appends.push(QueueAppend {
-                    queue: QueueKey::Client(client_id.clone()),
+                    queue: queue.clone(),
                     incarnation,
                     entries: vec![entry],
                 }),
@@ -245,14 +254,15 @@ impl Kept {
     /// What the owner of a session is known to have put into its queue, since it has it.
     fn forget(&mut self, members: &Members, slots: &Slots) {
         let bytes = &mut self.bytes;
-        self.of.retain(|client_id, entries| {
-            let home = slots.by_client(client_id.as_str()).and_then(|slot| slot.home());
+        self.of.retain(|queue, entries| {
+            let client_id = queue.name();
+            let home = slots.by_client(client_id).and_then(|slot| slot.home());
             let Some((home, claimed)) = home else {
                 // The session has ended.
                 *bytes -= entries.iter().map(|(_, entry)| cost(entry)).sum::<usize>();
                 return false;
             };
-            let owner = members.owner(place_of(client_id.as_str()), &home, claimed);
+            let owner = members.owner(place_of(client_id), &home, claimed);
             let done = owner.map_or(0, |owner| members.done_below(owner));
             if done > claimed {
                 entries.retain(|(_, entry)| {

@@ -311,7 +311,8 @@ mod tests {
 
     fn known(name: &str) -> (Arc<Slots>, Subscriptions, ClientId) {
         let (slots, client_id) = (Arc::new(Slots::default()), ClientId::new(name));
-        let view = SlotView { incarnation: 1, persistent: true, outbox: None };
+        let view =
+            SlotView { incarnation: 1, persistent: true, outbox: None, ..SlotView::default() };
         slots.ensure(&client_id).set(view);
         let subscriptions = Subscriptions::new(Arc::clone(&slots));
         (slots, subscriptions, client_id)

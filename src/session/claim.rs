@@ -31,6 +31,8 @@ pub(super) struct Ask {
     pub(super) client_id: ClientId,
     pub(super) clean_start: bool,
     pub(super) expiry_s: u32,
+    /// Its session, if it outlives the connection, is to be an APPLICATION client's.
+    pub(super) application: bool,
     pub(super) keep_alive_s: u16,
     pub(super) will: Option<Box<WillRow>>,
     pub(super) settings: Settings,
@@ -58,6 +60,7 @@ struct Won {
     open_ids: Arc<Exchanges>,
     /// A row of it is in the table for good.
     stored: bool,
+    application: bool,
     /// Wills that the sessions before it leave to the log.
     owed: Vec<Owed>,
 }
@@ -75,17 +78,21 @@ pub(super) async fn claim(
     let mut locked = locked.map_err(|_| ReasonCode::ServerUnavailable)?;
     let now_ms = clock::wall_ms();
     let place = place(context, &ask.client_id, locked.session().as_ref())?;
+    let application = application_place(context, &ask, locked.session().as_ref())?;
     let won = match &context.directory {
         Some(directory) => win(context, directory, &mut locked, &ask, deadline).await?,
         None => win_alone(context, &mut locked, &ask, now_ms, deadline).await?,
     };
-    let Won { old, resumes, incarnation, epoch, open_ids, stored, owed } = won;
+    let Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application: is_one } = won;
     open_ids.own(epoch);
+    let anyway = || Arc::new(context.applications.take_anyway());
+    let application = is_one.then(|| application.unwrap_or_else(anyway));
+    ask.tell_kind(is_one);
     // A resumed session is owed what waits for it, also on a connection with which it ends.
     let persistent = ask.expiry_s > 0 || resumes;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
-    let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox)));
+    let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox), is_one));
     let session = locked.session().insert(Session {
         incarnation,
         epoch,
@@ -101,6 +108,7 @@ pub(super) async fn claim(
         timer_ms: None,
         stored,
         place,
+        application,
     });
     if old.as_ref().is_some_and(|old| wills::inherit(session, old)) {
         lifecycle::store(context, &ask.client_id, session);
@@ -112,16 +120,11 @@ pub(super) async fn claim(
     }
     context.registry.add_live(&conn);
     greet(&outbox, resumes);
-    show(context, &ask.client_id, incarnation, persistent, &outbox);
+    let view = SlotView { incarnation, persistent, application: is_one, outbox: Some(outbox) };
+    show(context, &ask.client_id, view);
     if persistent {
-        let queue = QueueKey::Client(ask.client_id.clone());
-        match context.queues.open_as(&queue, incarnation, epoch).await {
-            Ok(state) => outbox.attach_queue(queue, &state),
-            Err(error) => {
-                tracing::warn!(client = %ask.client_id, %error, "the queue can't be opened");
-                conn.end(End::Server(ReasonCode::ServerUnavailable));
-            }
-        }
+        let queue = QueueKey::of(&ask.client_id, is_one);
+        attach_queue(context, &conn, queue, incarnation).await;
     }
     if context.directory.as_ref().is_some_and(|all| all.epoch(&ask.client_id) != Some(epoch)) {
         // Another node was quicker than this one could look for its connection.
@@ -130,6 +133,17 @@ pub(super) async fn claim(
     drop(locked);
     let publisher = Arc::new(Publisher { client_id: ask.client_id, incarnation, epoch });
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
+}
+
+/// From here on the session's messages come from its queue.
+async fn attach_queue(context: &Context, conn: &Conn, queue: QueueKey, incarnation: u64) {
+    match context.queues.open_as(&queue, incarnation, conn.epoch).await {
+        Ok(state) => conn.outbox.attach_queue(queue, &state),
+        Err(error) => {
+            tracing::warn!(client = %conn.client_id, %error, "the queue can't be opened");
+            conn.end(End::Server(ReasonCode::ServerUnavailable));
+        }
+    }
 }
 
 /// Where there is one node: what this one knows of the session is all there is.
@@ -145,6 +159,7 @@ async fn win_alone(
     let kept = locked.session().as_ref().filter(|_| resumes);
     let incarnation = kept.map_or(epoch, |session| session.incarnation);
     let open_ids = kept.map(|session| Arc::clone(&session.open_ids)).unwrap_or_default();
+    let application = kept.map_or(ask.application, |session| session.application.is_some());
     let before = locked.session().as_ref().map(|old| lifecycle::row_of(context, old));
     let owed = before.map(|old| old.leaves(resumes, now_ms)).unwrap_or_default();
     let stored = ask.expiry_s > 0 || resumes || ask.will.is_some() || !owed.is_empty();
@@ -153,14 +168,14 @@ async fn win_alone(
         earlier.own(epoch);
     }
     open_ids.own(epoch);
-    let row = ask.row(context, incarnation, epoch).owing(owed.clone());
+    let row = ask.row(context, incarnation, epoch).of_application(application).owing(owed.clone());
     let put = store(context, locked, ask, (row, stored), resumes, deadline).await;
     if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
         earlier.own(*epoch);
     }
     put?;
     let old = locked.session().take();
-    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed })
+    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application })
 }
 
 /// Among several nodes: what the claim finds where it stands in the log is what counts. Everything
@@ -176,7 +191,8 @@ async fn win(
     if let Some((earlier, _)) = &earlier {
         earlier.own(NOBODY);
     }
-    let row = ask.row(context, 0, 0).claiming(ask.clean_start).row(&ask.client_id);
+    let row = ask.row(context, 0, 0).claiming(ask.clean_start).of_application(ask.application);
+    let row = row.row(&ask.client_id);
     let (sink, mut settled) = once();
     context.tables.put(vec![row], Durability::Durable, sink, 0);
     let position = match tokio::time::timeout_at(deadline, settled.outcome()).await {
@@ -204,30 +220,27 @@ async fn win(
     let old = cluster::take_old(context, &ask.client_id, locked, before);
     let kept = old.as_ref().filter(|_| resumes);
     let open_ids = kept.map(|old| Arc::clone(&old.open_ids)).unwrap_or_default();
+    let application = now.is_application();
     let SessionRow { incarnation, epoch, owed, .. } = now;
-    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed })
+    Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed, application })
 }
 
 /// Shows routing how the session stands.
-fn show(
-    context: &Context,
-    client_id: &ClientId,
-    incarnation: u64,
-    persistent: bool,
-    outbox: &Arc<Outbox>,
-) {
+fn show(context: &Context, client_id: &ClientId, view: SlotView) {
     if context.directory.is_some() {
         // What else there is to see was told in the log's order.
-        if let Some(slot) = context.slots.by_client(client_id.as_str()) {
-            slot.attach(incarnation, Arc::clone(outbox));
+        if let (Some(slot), Some(outbox)) =
+            (context.slots.by_client(client_id.as_str()), view.outbox)
+        {
+            slot.attach(view.incarnation, outbox);
         }
         return;
     }
     let slot = context.slots.ensure(client_id);
-    if slot.is_persistent() != persistent {
+    if slot.is_persistent() != view.persistent {
         context.subscriptions.touch();
     }
-    slot.set(SlotView { incarnation, persistent, outbox: Some(Arc::clone(outbox)) });
+    slot.set(view);
 }
 
 /// The session's place, or one for one more session, if there may be one.
@@ -256,7 +269,45 @@ fn place(
     })
 }
 
+/// The same for `mqtt.application-clients-limit`; `None`: it is no persistent APPLICATION client,
+/// or one whose session is on its way from another node.
+fn application_place(
+    context: &Context,
+    ask: &Ask,
+    known: Option<&Session>,
+) -> Result<Option<Arc<Place>>, ReasonCode> {
+    if let Some(place) = known.and_then(|known| known.application.clone()) {
+        return Ok(Some(place));
+    }
+    let goes_on = known.is_some() && ask.expiry_resumes(known, clock::wall_ms());
+    if !ask.application || goes_on && !ask.clean_start {
+        return Ok(None);
+    }
+    let limit = context.config.application_clients_limit;
+    let place = match &context.directory {
+        Some(directory) => {
+            let known = directory.get(&ask.client_id).is_some_and(|row| row.is_application());
+            let full = || limit.is_some_and(|most| directory.applications() >= most);
+            (known || !full()).then(|| context.applications.take_anyway())
+        }
+        None => context.applications.take(limit),
+    };
+    place.map(|place| Some(Arc::new(place))).ok_or_else(|| {
+        metrics::LIMITED_APPLICATIONS.inc();
+        ReasonCode::QuotaExceeded
+    })
+}
+
 impl Ask {
+    /// Says so when the session is of another kind than its client: it stays what it began as.
+    fn tell_kind(&self, application: bool) {
+        if application != self.application && self.expiry_s > 0 {
+            let (client, wanted) = (&self.client_id, self.application);
+            let text = "the session stays what it began as, until a clean start";
+            tracing::info!(%client, application, wanted, "{text}");
+        }
+    }
+
     fn row(&self, context: &Context, incarnation: u64, epoch: u64) -> SessionRow {
         let (node, version) = (&context.node.0, self.settings.version);
         SessionRow::new(incarnation, epoch, node, version, self.expiry_s, None, self.will.clone())

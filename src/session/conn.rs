@@ -15,7 +15,7 @@ use crate::codec::{DecodeError, Disconnect};
 use crate::delivery::{self, Outbox, Owner, Socket};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::Grant;
-use crate::telemetry::{clock, task};
+use crate::telemetry::{clock, metrics, task};
 
 /// Why a connection ends, and who ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub(super) struct Conn {
     pub(super) grant: Option<Arc<Grant>>,
     pub(super) method: Option<Box<str>>,
     pub(super) connected_ms: u64,
+    /// Its session is an APPLICATION client's, and is counted while it is connected.
+    pub(super) application: Option<Processor>,
     /// 1.5 times the keep alive, milliseconds; 0: none.
     silence_max_ms: u64,
     started: Instant,
@@ -96,6 +98,23 @@ pub(super) struct Conn {
     ended: Notify,
 }
 
+/// One persistent APPLICATION client that is connected.
+#[derive(Debug)]
+pub(super) struct Processor(());
+
+impl Processor {
+    fn begin() -> Self {
+        metrics::ACTIVE_APP_PROCESSORS.inc();
+        Self(())
+    }
+}
+
+impl Drop for Processor {
+    fn drop(&mut self) {
+        metrics::ACTIVE_APP_PROCESSORS.dec();
+    }
+}
+
 impl Owner for Conn {
     /// The outbox was closed, and the peer may keep its side open. (A socket that fails is found
     /// out by the reader, behind what it still holds, such as a DISCONNECT.)
@@ -105,7 +124,7 @@ impl Owner for Conn {
 }
 
 impl Conn {
-    pub(super) fn new(ask: &Ask, epoch: u64, outbox: Arc<Outbox>) -> Self {
+    pub(super) fn new(ask: &Ask, epoch: u64, outbox: Arc<Outbox>, application: bool) -> Self {
         Self {
             client_id: ask.client_id.clone(),
             epoch,
@@ -114,6 +133,7 @@ impl Conn {
             grant: ask.about.grant.clone(),
             method: ask.about.method.as_deref().map(Box::from),
             connected_ms: clock::wall_ms(),
+            application: application.then(Processor::begin),
             silence_max_ms: u64::from(ask.keep_alive_s) * 1500,
             started: Instant::now(),
             heard_ms: AtomicU64::new(0),

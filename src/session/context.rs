@@ -48,6 +48,8 @@ pub(super) struct Context {
     handles: Handles,
     pub(super) registry: Registry,
     pub(super) places: Places,
+    /// Of persistent APPLICATION clients.
+    pub(super) applications: Places,
     pub(super) budget: Arc<Budget>,
     pub(super) timers: Timers,
     /// The sessions of all nodes, where there are several.
@@ -85,6 +87,7 @@ impl Context {
             directory,
             registry: Registry::default(),
             places: Places::default(),
+            applications: Places::default(),
             budget,
             timers: Timers::default(),
             last_epoch: AtomicU64::new(0),

@@ -64,6 +64,11 @@ impl Directory {
         self.entries.lock().get(client_id).map(|row| row.epoch)
     }
 
+    /// How many persistent APPLICATION sessions there are in the cluster.
+    pub(super) fn applications(&self) -> u64 {
+        self.entries.lock().values().filter(|row| row.is_application()).count() as u64
+    }
+
     pub(super) fn clients(&self) -> Vec<ClientId> {
         self.entries.lock().keys().cloned().collect()
     }
@@ -104,7 +109,8 @@ impl Directory {
     pub(super) fn load(&self, context: &Context, client_id: &ClientId, row: &SessionRow) {
         let slot = context.slots.ensure(client_id);
         let (incarnation, persistent) = (row.incarnation, row.expiry_s > 0);
-        slot.set(SlotView { incarnation, persistent, outbox: None });
+        let application = row.is_application();
+        slot.set(SlotView { incarnation, persistent, application, outbox: None });
         slot.set_home(&Arc::from(&*row.node), row.epoch);
         slot.set_connected_elsewhere(self.is_connected(row));
         self.entries.lock().insert(client_id.clone(), row.clone());
@@ -131,7 +137,8 @@ impl Directory {
             context.slots.remove(&slot);
         }
         if self.owns(client_id, &old) {
-            context.queues.remove(&QueueKey::Client(client_id.clone()), old.incarnation);
+            let queue = QueueKey::of(client_id, old.is_application());
+            context.queues.remove(&queue, old.incarnation);
         }
         self.tell(client_id);
     }
@@ -153,7 +160,8 @@ impl Directory {
         if slot.is_persistent() != persistent {
             context.subscriptions.touch();
         }
-        slot.set(SlotView { incarnation: now.incarnation, persistent, outbox });
+        let (incarnation, application) = (now.incarnation, now.is_application());
+        slot.set(SlotView { incarnation, persistent, application, outbox });
         if fresh {
             slot.set_home(&Arc::from(&*now.node), now.epoch);
             slot.set_elsewhere(!ours);

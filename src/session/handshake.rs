@@ -15,7 +15,7 @@ use crate::codec::{
 };
 use crate::delivery::{Gate, Outbox, Settings};
 use crate::mqtt::{ClientId, ProtocolVersion, ReasonCode};
-use crate::security::Grant;
+use crate::security::{ClientType, Grant};
 
 /// A CONNECT that is answered with this reason and the end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,9 @@ pub(super) async fn connect(
         ..ConnackProperties::default()
     };
     let will = connect.will.take().map(|will| Box::new(WillRow::new(will)));
+    let is_one = |grant: &Arc<Grant>| grant.client_type() == ClientType::Application;
     let ask = Ask {
+        application: expiry_s > 0 && grant.as_ref().is_some_and(is_one),
         clean_start: connect.clean_start,
         expiry_s,
         keep_alive_s,

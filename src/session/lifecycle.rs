@@ -11,9 +11,7 @@ use super::wills;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::SubscriptionRow;
-use crate::storage::{
-    BatchBuilder, Durability, Publisher, QueueKey, Row, StorageError, Table, Unwatched,
-};
+use crate::storage::{BatchBuilder, Durability, Publisher, Row, StorageError, Table, Unwatched};
 use crate::telemetry::{clock, metrics};
 
 /// Rows in one put at the start.
@@ -142,6 +140,7 @@ pub(super) fn row_of(context: &Context, session: &Session) -> SessionRow {
         session.offline_since_ms,
         session.will.clone(),
     )
+    .of_application(session.application.is_some())
     .owing(session.owed.clone())
 }
 
@@ -189,7 +188,7 @@ pub(super) fn forget(context: &Context, client_id: &ClientId, session: &Session)
     if let Some(slot) = context.slots.by_client(client_id.as_str()) {
         context.subscriptions.remove_all(slot.id());
     }
-    context.queues.remove(&QueueKey::Client(client_id.clone()), session.incarnation);
+    context.queues.remove(&session.queue(client_id), session.incarnation);
     close_exchanges(context, client_id, session);
 }
 
@@ -226,7 +225,8 @@ pub(super) fn load(
     context.saw_epoch(row.epoch.max(row.incarnation));
     let slot = context.slots.ensure(client_id);
     let persistent = row.expiry_s > 0;
-    slot.set(SlotView { incarnation: row.incarnation, persistent, outbox: None });
+    let application = row.is_application();
+    slot.set(SlotView { incarnation: row.incarnation, persistent, application, outbox: None });
     let offline = row.offline_since_ms.unwrap_or_else(|| clock::wall_ms() + grace_ms);
     let was_cut = row.offline_since_ms.is_none();
     row.offline_since_ms = Some(offline);

@@ -11,7 +11,7 @@ use super::registry::Session;
 use super::rows;
 use crate::mqtt::{ClientId, ReasonCode, SubscriptionOptions, TopicFilter, topic_str};
 use crate::routing::Cursor;
-use crate::security::ClientType;
+use crate::security::{ClientType, Grant};
 use crate::storage::{AppendOutcome, Durability, MessageRef, Row, Table, once};
 
 /// How often to see whether a connection has ended.
@@ -37,7 +37,10 @@ pub struct SessionView {
     pub address: Option<String>,
     pub keep_alive_s: Option<u64>,
     pub subscriptions: usize,
+    /// As what the session began, if it is persistent; else what its client is.
     pub client_type: ClientType,
+    /// Messages that wait for it or are not acknowledged.
+    pub lag: u64,
     pub username: Option<String>,
     /// Who let it in; `None`: it is anonymous, or away since the start.
     pub provider: Option<&'static str>,
@@ -68,6 +71,11 @@ impl Sessions {
     fn view_of(&self, client_id: &ClientId, session: &Session) -> SessionView {
         let live = session.live.as_deref();
         let grant = session.grant.as_deref();
+        let client_type = match (session.expiry_s > 0, session.application.is_some()) {
+            (_, true) => ClientType::Application,
+            (true, false) => ClientType::Device,
+            (false, false) => grant.map_or_else(ClientType::default, Grant::client_type),
+        };
         let slot = self.context.slots.by_client(client_id.as_str());
         SessionView {
             client_id: client_id.clone(),
@@ -83,7 +91,8 @@ impl Sessions {
             address: live.and_then(|conn| conn.peer.address).map(|at| at.ip().to_string()),
             keep_alive_s: live.map(|conn| conn.keep_alive_s()),
             subscriptions: slot.map_or(0, |slot| self.context.subscriptions.count(slot.id())),
-            client_type: grant.map_or_else(ClientType::default, |grant| grant.client_type()),
+            client_type,
+            lag: self.context.queues.depth(&session.queue(client_id)),
             username: grant.and_then(|grant| grant.username()).map(str::to_owned),
             provider: grant.map(|grant| grant.provider()),
         }

@@ -15,6 +15,7 @@ use super::places::Place;
 use super::rows::{Owed, SessionRow, WillRow};
 use crate::mqtt::{ClientId, ProtocolVersion};
 use crate::security::Grant;
+use crate::storage::QueueKey;
 
 const SHARDS: usize = 16;
 
@@ -44,12 +45,17 @@ pub(super) struct Session {
     pub(super) stored: bool,
     /// It counts under the limit of sessions.
     pub(super) place: Arc<Place>,
+    /// Its queue is an APPLICATION client's log, for as long as it lives; it counts under the
+    /// limit of those.
+    pub(super) application: Option<Arc<Place>>,
 }
 
 impl Session {
     /// A session whose client is away, as its row has it.
     pub(super) fn away(context: &Context, row: SessionRow) -> Self {
+        let application = row.is_application();
         Self {
+            application: application.then(|| Arc::new(context.applications.take_anyway())),
             incarnation: row.incarnation,
             epoch: row.epoch,
             version: row.version(),
@@ -65,6 +71,10 @@ impl Session {
             stored: true,
             place: Arc::new(context.places.take_anyway()),
         }
+    }
+
+    pub(super) fn queue(&self, client_id: &ClientId) -> QueueKey {
+        QueueKey::of(client_id, self.application.is_some())
     }
 
     /// When it ends if nobody comes back; `None`: connected, or never.

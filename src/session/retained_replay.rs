@@ -167,7 +167,7 @@ impl Replay {
 
     fn append(&self, batch: Arc<Batch>, deliveries: Vec<DirectCopy>) -> Settled {
         let (sink, settled) = once();
-        let to = QueueKey::Client(self.conn.client_id.clone());
+        let to = QueueKey::of(&self.conn.client_id, self.conn.application.is_some());
         let deliveries = Arc::from(deliveries);
         // The dispatcher compares the copy with the newest value in force at that place: it must
         // not stand between a newer publish and its row.
@@ -179,7 +179,7 @@ impl Replay {
 
     /// A replay must not push live messages, or its own first pages, over the queue's limit.
     async fn queue_has_room(&self) {
-        let queue = QueueKey::Client(self.conn.client_id.clone());
+        let queue = QueueKey::of(&self.conn.client_id, self.conn.application.is_some());
         while self.context.queues.depth(&queue) > QUEUED_MAX {
             tokio::time::sleep(LOOK_AGAIN).await;
         }

@@ -45,6 +45,7 @@ pub(super) struct SessionRow {
     pub(super) epoch: u64,
     /// The node it is or was connected to.
     pub(super) node: String,
+    /// The protocol level, and [`APPLICATION`].
     version: u8,
     /// Session Expiry Interval, seconds; 0: it ends with its connection.
     pub(super) expiry_s: u32,
@@ -63,6 +64,9 @@ struct Claim {
     clean_start: bool,
     at_ms: u64,
 }
+
+/// Stands in a row beside the protocol level of an APPLICATION client's session.
+const APPLICATION: u8 = 0x80;
 
 impl SessionRow {
     pub(super) fn new(
@@ -124,7 +128,19 @@ impl SessionRow {
     }
 
     pub(super) fn version(&self) -> ProtocolVersion {
-        ProtocolVersion::from_level(self.version).unwrap_or(ProtocolVersion::V311)
+        ProtocolVersion::from_level(self.version & !APPLICATION).unwrap_or(ProtocolVersion::V311)
+    }
+
+    /// What a session that outlives its connection keeps its messages in, from its beginning to
+    /// its end: an APPLICATION client's log, or a DEVICE client's queue.
+    pub(super) fn of_application(mut self, application: bool) -> Self {
+        self.version &= !APPLICATION;
+        self.version |= if application { APPLICATION } else { 0 };
+        self
+    }
+
+    pub(super) fn is_application(&self) -> bool {
+        self.version & APPLICATION != 0
     }
 
     pub(super) fn row(&self, client_id: &ClientId) -> Row {
@@ -171,9 +187,14 @@ pub(super) fn resolve(position: Position, before: Option<&[u8]>, row: Row) -> Op
     let moved = known.is_some();
     now.epoch = position.offset;
     let finds = |known: &&SessionRow| !claim.clean_start && known.outlives(claim.at_ms);
-    let kept = known.as_ref().filter(finds).map(|kept| kept.incarnation);
-    now.incarnation = kept.unwrap_or(position.offset);
-    now.owed = known.map(|old| old.leaves(kept.is_some(), claim.at_ms)).unwrap_or_default();
+    let kept = known.as_ref().filter(finds);
+    now.incarnation = kept.map_or(position.offset, |kept| kept.incarnation);
+    if let Some(kept) = kept {
+        // What waits for it is where it is.
+        now = now.of_application(kept.is_application());
+    }
+    let resumed = kept.is_some();
+    now.owed = known.map(|old| old.leaves(resumed, claim.at_ms)).unwrap_or_default();
     let claimed = Some((Arc::from(&*now.node), moved));
     Some(InForce { row: Row { value: Some(encode_row(&now)), ..row }, claimed })
 }

@@ -27,6 +27,15 @@ pub struct Config {
     pub device_queue_messages: usize,
     /// Life of a queued message whose publisher gave it no expiry (DEV-6).
     pub device_message_ttl: Duration,
+    /// What the log of an APPLICATION client keeps (APP-3).
+    pub application: Retention,
+}
+
+/// How much of a log is kept; `None`: there is no such bound. Over it the oldest messages go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    pub bytes: Option<u64>,
+    pub life: Option<Duration>,
 }
 
 /// Where the log and the tables of the cluster profile are.
@@ -67,7 +76,13 @@ pub struct Topics {
     pub settings: TopicConfig,
     /// What consumers leave behind, and what the first start found.
     pub state: TopicConfig,
+    /// The logs of APPLICATION clients: their names begin with this one.
+    pub application: TopicConfig,
 }
+
+/// What an APPLICATION client's log keeps unless it is told otherwise (APP-3).
+const RETENTION: [(&str, &str); 2] =
+    [("retention.ms", "604800000"), ("retention.bytes", "1048576000")];
 
 impl Default for Topics {
     fn default() -> Self {
@@ -81,6 +96,10 @@ impl Default for Topics {
             blocked: named("tbmq.client.blocked"),
             settings: named("tbmq.sys.settings"),
             state: named("tbmq.sys.state"),
+            application: TopicConfig {
+                properties: RETENTION.map(|(name, value)| (name.into(), value.into())).to_vec(),
+                ..named("tbmq.msg.app")
+            },
         }
     }
 }

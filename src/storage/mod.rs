@@ -12,26 +12,30 @@ pub mod kafka;
 pub mod memory;
 mod peers;
 pub mod ports;
+mod queue_key;
 mod quota;
 pub mod record;
 pub mod redis;
 mod settle;
 
 pub use self::redis::{
-    IsLive, LossRow, NodeLosses, Projected, Projector, Redis, RedisAddress, RedisKind,
+    IsLive, LossRow, NodeLosses, Places, Projected, Projector, Redis, RedisAddress, RedisKind,
     RedisSettings, RedisTls, Secret,
 };
-pub use config::{Config, EmbeddedConfig, KafkaConfig, Profile, SyncMode, TopicConfig, Topics};
+pub use config::{
+    Config, EmbeddedConfig, KafkaConfig, Profile, Retention, SyncMode, TopicConfig, Topics,
+};
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
-pub use kafka::{Kafka, KafkaSettings};
+pub use kafka::{Applications, Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use peers::Peers;
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,
     DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId,
-    Origin, Page, Position, PublishLog, QueueAppend, QueueEntry, QueueKey, QueueState,
-    QueuedMessage, Resolver, Row, SourceId, StorageError, Table, TokenBucket,
+    Origin, Page, Position, PublishLog, QueueAppend, QueueEntry, QueueState, QueuedMessage,
+    Resolver, Row, SourceId, StorageError, Table, TokenBucket,
 };
+pub use queue_key::QueueKey;
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
 pub use settle::{Settled, Unwatched, once};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::queue_key::QueueKey;
 use super::record::{Batch, MessageRef};
 use crate::cluster::Members;
 use crate::mqtt::{ClientId, Delivery, PacketId};
@@ -277,22 +278,6 @@ pub trait ChangeLog: Send + Sync {
     fn follow(&self, table: Table, follower: Arc<dyn Follower>);
 }
 
-/// Names a queue: a client's or a shared group's.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum QueueKey {
-    Client(ClientId),
-    Group(Arc<str>),
-}
-
-impl fmt::Display for QueueKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            QueueKey::Client(id) => write!(f, "client {id}"),
-            QueueKey::Group(name) => write!(f, "group {name}"),
-        }
-    }
-}
-
 /// A message on its way into a queue.
 #[derive(Clone, Debug)]
 pub struct QueueEntry {
@@ -368,7 +353,8 @@ pub struct Page {
     pub next_seq: u64,
 }
 
-/// Durable queues, one per persistent DEVICE client or group.
+/// Durable queues, one per persistent client or group. An APPLICATION client's is its log: what is
+/// said of a limit holds for its retention, by size and age (APP-3).
 ///
 /// * A source identity is taken once; one copy a queue. An append is visible to `read` when its
 ///   future resolves. Entries are durable no later than the consumer's commit that covers them:

@@ -10,6 +10,7 @@ mod support;
 
 mod acl;
 mod administration;
+mod applications;
 mod attack;
 mod authority;
 mod backpressure;

@@ -9,6 +9,7 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says why")]
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
+mod application_nodes;
 mod contract;
 mod faults;
 mod flow;
@@ -33,6 +34,8 @@ mod topics;
 #[path = "../crash/world.rs"]
 mod world;
 
+#[path = "../broker/applications.rs"]
+mod applications;
 #[path = "../broker/backpressure.rs"]
 mod backpressure;
 #[path = "../broker/caps.rs"]

@@ -67,6 +67,10 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     pub(super) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
@@ -155,6 +159,7 @@ pub(super) fn key_bytes(key: &QueueKey) -> Vec<u8> {
     let (kind, name) = match key {
         QueueKey::Client(id) => (b'c', id.as_str()),
         QueueKey::Group(name) => (b'g', &**name),
+        QueueKey::Application(id) => (b'a', id.as_str()),
     };
     let mut out = Vec::with_capacity(1 + name.len());
     out.push(kind);
@@ -169,6 +174,7 @@ pub(super) fn read_key(bytes: &[u8]) -> Result<QueueKey, StorageError> {
     match kind {
         b'c' => Ok(QueueKey::Client(ClientId::new(name))),
         b'g' => Ok(QueueKey::Group(Arc::from(name))),
+        b'a' => Ok(QueueKey::Application(ClientId::new(name))),
         other => Err(damaged(&format!("kind {other} is not known"))),
     }
 }

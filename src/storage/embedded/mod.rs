@@ -10,6 +10,7 @@ mod bucket;
 mod checkpoint;
 mod cold;
 mod consumer;
+mod extents;
 mod feed;
 mod fjall_state;
 mod format;

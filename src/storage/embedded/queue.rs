@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+use super::extents::{Bound, Extents};
 use super::ranges::Ranges;
 use crate::storage::{Appended, IdRun, Position, QueueEntry, QueueState, QueuedMessage, SourceId};
 
@@ -15,6 +16,9 @@ use crate::storage::{Appended, IdRun, Position, QueueEntry, QueueState, QueuedMe
 const TRIMMED: usize = 65_535;
 /// What an entry costs beside the message it holds.
 const ENTRY_BYTES: usize = 96;
+
+/// What a record needs beside topic, properties and payload.
+const RECORD_BYTES: u64 = 32;
 
 /// The last source taken of one partition of one log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ pub(super) struct QueueMeta {
     pub(super) received: BTreeSet<u64>,
     /// No stored entry points below this offset of the log.
     pub(super) pointer_floor: u64,
+    /// How many bytes lie where; kept where a retention by size bounds the queue.
+    pub(super) extents: Extents,
 }
 
 #[derive(Debug)]
@@ -81,6 +87,12 @@ fn hot_cost(entry: &QueueEntry) -> usize {
     let batch = entry.message.batch();
     // The batch is held as a whole; its messages share the cost.
     ENTRY_BYTES + batch.body().len() / batch.len().max(1)
+}
+
+/// What an entry counts under a retention by size: as a record of its own would.
+fn size(entry: &QueueEntry) -> u64 {
+    let view = entry.message.view();
+    (view.topic.len() + view.properties.len() + view.payload.len()) as u64 + RECORD_BYTES
 }
 
 fn run_end(run: &IdRun) -> u64 {
@@ -149,7 +161,7 @@ impl Queue {
     pub(super) fn append(
         &mut self,
         mut entries: Vec<QueueEntry>,
-        limit: u64,
+        bound: Bound,
     ) -> (Appended, Effect) {
         let skipped = self.skip(&entries);
         let first_seq = self.meta.next_seq;
@@ -163,7 +175,19 @@ impl Queue {
             effect.hot += cost as isize;
             self.meta.live.extend(first_seq, count);
             self.meta.next_seq += count;
-            while self.meta.live.len() > limit && self.trim(&mut effect) {}
+            match bound {
+                Bound::Messages(most) => {
+                    while self.meta.live.len() > most && self.trim(u64::MAX, &mut effect) {}
+                }
+                Bound::Bytes(most) => {
+                    let (first, hot) = (first_seq - self.hot_first, &self.hot);
+                    let sizes = hot.iter().skip(first as usize).map(size);
+                    self.meta.extents.add(first_seq, sizes, most);
+                    while let Some(end) = self.meta.extents.over(most) {
+                        while self.trim(end, &mut effect) {}
+                    }
+                }
+            }
         }
         (Appended::Taken { first_seq, skipped }, effect)
     }
@@ -185,11 +209,13 @@ impl Queue {
     }
 
     /// DEV-5: the oldest goes first, but never one whose PUBREC came: its exchange must end.
-    fn trim(&mut self, effect: &mut Effect) -> bool {
+    /// `false`: there is none below `end`.
+    fn trim(&mut self, end: u64, effect: &mut Effect) -> bool {
         let received = &self.meta.received;
-        let Some(seq) = self.meta.live.above(0).find(|seq| !received.contains(seq)) else {
-            return false;
-        };
+        let mut below = self.meta.live.above(0).take_while(|seq| *seq < end);
+        let oldest = below.find(|seq| !received.contains(seq));
+        drop(below);
+        let Some(seq) = oldest else { return false };
         let in_flight =
             self.meta.runs.iter().any(|run| (run.first_seq..run_end(run)).contains(&seq));
         if in_flight {
@@ -249,6 +275,7 @@ impl Queue {
     /// Forgets runs and marks that cover nothing any more.
     fn tidy(&mut self) {
         let floor = self.floor();
+        self.meta.extents.forget_below(floor);
         while self.meta.runs.front().is_some_and(|run| run_end(run) <= floor) {
             self.meta.runs.pop_front();
         }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use ahash::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::extents::Bounds;
 use super::format::{read_queue_frame, read_received_frame, read_run_frame};
 use super::queue::{Effect, Queue, QueueMeta};
 use super::wal::FrameKind;
@@ -24,8 +25,7 @@ const SEEDS: (u64, u64, u64, u64) = (0x51_u64, 0x1c, 0xe5, 0x0a);
 pub(super) struct Queues {
     shards: Vec<Mutex<Shard>>,
     hasher: RandomState,
-    limit: u64,
-    ttl_ms: u64,
+    bounds: Bounds,
     /// Bytes of messages that queues hold in memory.
     hot: AtomicI64,
     /// Entries appended since the last checkpoint.
@@ -72,7 +72,7 @@ pub(super) enum Plan {
 }
 
 impl Queues {
-    pub(super) fn new(limit: u64, ttl_ms: u64) -> Self {
+    pub(super) fn new(bounds: Bounds) -> Self {
         let hasher = RandomState::with_seeds(SEEDS.0, SEEDS.1, SEEDS.2, SEEDS.3);
         let shard = || {
             let queues = HashMap::with_hasher(hasher.clone());
@@ -81,8 +81,7 @@ impl Queues {
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             hasher: hasher.clone(),
-            limit,
-            ttl_ms,
+            bounds,
             hot: AtomicI64::new(0),
             fresh: AtomicU64::new(0),
             gone: Mutex::new(Vec::new()),
@@ -109,7 +108,7 @@ impl Queues {
         }
         if effect.dropped != 0 {
             let (reason, lost) = (DropReason::QueueLimitExceeded, effect.dropped);
-            dropped_of(reason, Direction::Outbound, owner(key), "", lost);
+            dropped_of(reason, Direction::Outbound, key.name(), "", lost);
         }
     }
 
@@ -201,7 +200,7 @@ impl Queues {
     /// DEV-8: what a session's end throws away is counted.
     fn throw_away(&self, key: &QueueKey, old: &Queue) {
         let lost = old.lost_at_end();
-        dropped_of(DropReason::SessionEnded, Direction::Outbound, owner(key), "", lost);
+        dropped_of(DropReason::SessionEnded, Direction::Outbound, key.name(), "", lost);
         self.count(key, Effect { hot: -(old.hot_bytes() as isize), dropped: 0 });
         self.gone.lock().push((key.clone(), old.meta.number));
     }
@@ -225,14 +224,15 @@ impl Queues {
 
     pub(super) fn append(&self, append: QueueAppend) -> Appended {
         let QueueAppend { queue: key, incarnation, mut entries } = append;
+        let (bound, life_ms) = self.bounds.of(&key);
         for entry in entries.iter_mut().filter(|entry| entry.expires_at_ms.is_none()) {
             let received = entry.message.batch().received_at_ms();
-            entry.expires_at_ms = Some(received.saturating_add(self.ttl_ms));
+            entry.expires_at_ms = life_ms.map(|life_ms| received.saturating_add(life_ms));
         }
         let count = entries.len() as u64;
         let mut shard = self.shard(&key);
         let Some(queue) = shard.change(&key, incarnation) else { return Appended::NoQueue };
-        let (appended, effect) = queue.append(entries, self.limit);
+        let (appended, effect) = queue.append(entries, bound);
         drop(shard);
         self.fresh.fetch_add(count, Ordering::Relaxed);
         self.count(&key, effect);
@@ -333,14 +333,6 @@ impl Queues {
     }
 }
 
-/// Whose loss it is.
-fn owner(key: &QueueKey) -> &str {
-    match key {
-        QueueKey::Client(id) => id.as_str(),
-        QueueKey::Group(name) => name,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -355,7 +347,7 @@ mod tests {
     /// name change nothing then.
     #[test]
     fn applying_older_frames_again_changes_nothing() {
-        let queues = Queues::new(10, 1000);
+        let queues = Queues::new(Bounds::default());
         let (key, first, second) = (client("c"), 1, 2);
         let frames = [
             (10, FrameKind::QueueOpen, first),

@@ -91,6 +91,10 @@ pub(super) fn queue_record(meta: &QueueMeta) -> Vec<u8> {
     }
     out.put_u32_le(meta.received.len() as u32);
     meta.received.iter().for_each(|seq| out.put_u64_le(*seq));
+    for (end, bytes) in meta.extents.iter() {
+        out.put_u64_le(end);
+        out.put_u64_le(bytes);
+    }
     out
 }
 
@@ -126,6 +130,9 @@ pub(super) fn read_queue(bytes: &[u8]) -> Result<QueueMeta, StorageError> {
     meta.live = live;
     for _ in 0..reader.u32()? {
         meta.received.insert(reader.u64()?);
+    }
+    while !reader.is_empty() {
+        meta.extents.push(reader.u64()?, reader.u64()?);
     }
     Ok(meta)
 }

@@ -23,6 +23,11 @@ pub struct EmbeddedSettings {
     pub queue_limit: u64,
     /// `….ttl` (DEV-6).
     pub queue_ttl: Duration,
+    /// Bytes that an APPLICATION client's log keeps (APP-3); above it the oldest messages go,
+    /// counted. `None`: no bound.
+    pub application_bytes: Option<u64>,
+    /// How long it keeps a message; `None`: for ever.
+    pub application_life: Option<Duration>,
     /// Bytes of queued messages in memory; above it a checkpoint comes early, above twice as many
     /// appends wait for it.
     pub hot_bytes: u64,
@@ -52,6 +57,8 @@ impl Default for EmbeddedSettings {
             batch_messages: 4096,
             queue_limit: 10_000,
             queue_ttl: Duration::from_secs(604_800),
+            application_bytes: Some(1_048_576_000),
+            application_life: Some(Duration::from_secs(604_800)),
             hot_bytes: 256 << 20,
             row_bytes: 256 << 20,
             retain_bytes: 1 << 30,

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::applier::{Machine, replay};
 use super::bucket::LocalBucket;
 use super::checkpoint::{Checkpointer, Kick, Progress};
+use super::extents::{Bounds, millis};
 use super::feed::Feed;
 use super::fjall_state::FjallState;
 use super::format::{read_direct_frame, read_key};
@@ -192,8 +193,12 @@ fn recover(
     let found = projection.get(Space::Meta, CHECKPOINT_KEY)?;
     let known = found.as_deref().map(Checkpoint::decode).transpose()?;
     let tables = Arc::new(Tables::new());
-    let ttl_ms = u64::try_from(config.queue_ttl.as_millis()).unwrap_or(u64::MAX);
-    let queues = Arc::new(Queues::new(config.queue_limit, ttl_ms));
+    let queues = Arc::new(Queues::new(Bounds {
+        messages: config.queue_limit,
+        life_ms: millis(config.queue_ttl),
+        application_bytes: config.application_bytes,
+        application_life_ms: config.application_life.map(millis),
+    }));
     projection.scan(Space::Queues, &[], &[], &mut |key, record| {
         queues.adopt(read_key(key)?, read_queue(record)?);
         Ok(true)

@@ -30,6 +30,8 @@ pub(super) enum Policy {
     Table,
     /// A table of few, large records: a dispatcher's state goes with its commit.
     State,
+    /// One client's log: its retention is the operator's to say (APP-3).
+    Application,
 }
 
 pub(super) struct Wanted<'a> {
@@ -110,6 +112,38 @@ impl Admin {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Makes one topic, unless it is there.
+    pub(super) fn make(
+        &self,
+        settings: &KafkaSettings,
+        topic: &TopicConfig,
+        policy: Policy,
+    ) -> Result<(), StorageError> {
+        let wanted = Wanted { topic, policy };
+        let known = settings.name(&settings.config.topics.log);
+        let found = self.client.inner().fetch_metadata(Some(&known), self.timeout);
+        let found = found.map_err(|error| unavailable("no Kafka broker answers", &error))?;
+        let brokers = found.brokers().len();
+        self.create(settings, &[(settings.name(topic), &wanted)], brokers)
+    }
+
+    /// Deletes a topic with all that is in it; one that is not there is no error.
+    pub(super) fn remove(&self, name: &str) -> Result<(), StorageError> {
+        let options = AdminOptions::new().request_timeout(Some(self.timeout));
+        let what = || format!("topic {name} can't be deleted");
+        let done = block_on(self.client.delete_topics(&[name], &options))
+            .map_err(|error| unavailable(&what(), &error))?;
+        for one in done {
+            match one {
+                Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)) => {}
+                Err((_, code)) => {
+                    return Err(StorageError::Unavailable(format!("{}: {code}", what())));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn create(
@@ -231,6 +265,9 @@ const QUICK_COMPACTION: [(&str, &str); 3] = [
     ("min.cleanable.dirty.ratio", "0.2"),
 ];
 
+/// TBMQ's size of a segment.
+const APPLICATION_SEGMENT: &str = "26214400";
+
 struct Plan {
     partitions: i32,
     replication: i32,
@@ -269,9 +306,18 @@ impl Plan {
                 set("retention.bytes", "-1");
             }
             Policy::Table | Policy::State => set("cleanup.policy", "compact"),
+            Policy::Application => {
+                partitions = 1;
+                set("cleanup.policy", "delete");
+                // Retention goes by whole segments.
+                let given = wanted.topic.properties.iter().any(|(key, _)| key == "segment.bytes");
+                if !given {
+                    set("segment.bytes", APPLICATION_SEGMENT);
+                }
+            }
         }
         // Design decision 2: minutes, so that short sessions don't grow what a start reads.
-        if wanted.policy != Policy::Log {
+        if matches!(wanted.policy, Policy::Table | Policy::State) {
             for (key, value) in QUICK_COMPACTION {
                 plan.entry(key.to_owned()).or_insert_with(|| value.to_owned());
             }
@@ -309,7 +355,7 @@ impl std::fmt::Display for Must {
 impl Policy {
     fn max_message_bytes(self, settings: &KafkaSettings) -> usize {
         match self {
-            Policy::Log | Policy::Table => settings.max_message_bytes(),
+            Policy::Log | Policy::Table | Policy::Application => settings.max_message_bytes(),
             Policy::State => STATE_BYTES,
         }
     }
@@ -324,12 +370,15 @@ impl Policy {
                 ("retention.bytes", Must::Be("-1")),
             ],
             Policy::Table | Policy::State => vec![size, ("cleanup.policy", Must::Be("compact"))],
+            Policy::Application => vec![size],
         }
     }
 
     fn consequence(self) -> &'static str {
         match self {
-            Policy::Log => "a setting of this topic may lose or refuse messages",
+            Policy::Log | Policy::Application => {
+                "a setting of this topic may lose or refuse messages"
+            }
             Policy::Table | Policy::State => "a setting of this topic may lose or refuse rows",
         }
     }

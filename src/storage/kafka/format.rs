@@ -98,7 +98,8 @@ impl Mark {
 
 #[derive(Serialize, Deserialize)]
 struct DirectHead<'a> {
-    group: bool,
+    /// 0: a DEVICE client's, 1: a group's, 2: an APPLICATION client's.
+    kind: u8,
     queue: &'a str,
     incarnation: u64,
     copies: Vec<CopyFields>,
@@ -113,17 +114,19 @@ pub(super) fn encode_direct(
     batch: &Batch,
     deliveries: &[DirectCopy],
 ) -> Vec<u8> {
-    let (group, queue) = match to {
-        QueueKey::Client(id) => (false, id.as_str()),
-        QueueKey::Group(name) => (true, &**name),
+    let kind = match to {
+        QueueKey::Client(_) => 0,
+        QueueKey::Group(_) => 1,
+        QueueKey::Application(_) => 2,
     };
+    let queue = to.name();
     let copy = |copy: &DirectCopy| {
         let Delivery { qos, retain } = copy.delivery;
         let origin = copy.origin.map(|one| (one.position.offset, one.index, one.group));
         (qos.bits(), retain, copy.subscription_ids.to_vec(), origin)
     };
     let copies = deliveries.iter().map(copy).collect();
-    let head = encode(&DirectHead { group, queue, incarnation, copies });
+    let head = encode(&DirectHead { kind, queue, incarnation, copies });
     let mut record = Vec::with_capacity(4 + head.len() + batch.body().len());
     record.extend_from_slice(&(head.len() as u32).to_le_bytes());
     record.extend_from_slice(&head);
@@ -148,9 +151,11 @@ fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
         });
         deliveries.push(DirectCopy { delivery, subscription_ids: Arc::from(ids), origin });
     }
-    let to = match head.group {
-        true => QueueKey::Group(Arc::from(head.queue)),
-        false => QueueKey::Client(ClientId::new(head.queue)),
+    let to = match head.kind {
+        0 => QueueKey::Client(ClientId::new(head.queue)),
+        1 => QueueKey::Group(Arc::from(head.queue)),
+        2 => QueueKey::Application(ClientId::new(head.queue)),
+        other => return Err(damaged(&format!("a queue of kind {other} is not known"))),
     };
     let batch = Arc::new(Batch::parse(Bytes::copy_from_slice(body))?);
     if batch.len() != deliveries.len() {

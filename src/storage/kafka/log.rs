@@ -68,10 +68,7 @@ impl PublishLog for KafkaLog {
         ticket: u64,
     ) {
         let payload = encode_direct(&to, incarnation, &batch, &deliveries);
-        let key = match &to {
-            QueueKey::Client(id) => id.as_str(),
-            QueueKey::Group(name) => name,
-        };
+        let key = to.name();
         self.0.writer.append(RecordKind::Direct, key.as_bytes(), &payload, sink, ticket);
     }
 

@@ -16,6 +16,7 @@
 //! ```
 
 mod admin;
+mod app;
 mod appends;
 mod feed;
 mod format;
@@ -37,6 +38,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
+pub use app::Applications;
 pub use settings::KafkaSettings;
 
 use self::log::{KafkaLog, Log};

@@ -165,6 +165,17 @@ impl KafkaSettings {
         consumer
     }
 
+    /// The consumers that all logs of APPLICATION clients share (design decision 7).
+    pub(super) fn applications(&self, topic: &TopicConfig) -> ClientConfig {
+        let mut consumer = self.consumer(topic);
+        let group = format!("{}application-persisted-msg-consumer-group", self.config.prefix);
+        consumer
+            .set("group.id", group)
+            .set("queued.max.messages.kbytes", "256")
+            .set("queued.min.messages", "1000");
+        consumer
+    }
+
     /// What a topic must take: the record, its key and its header.
     pub(super) fn max_message_bytes(&self) -> usize {
         self.max_record_bytes + 3 * 65_536

@@ -97,6 +97,7 @@ impl DeviceQueues for MemoryQueues {
                     let default = Some(received.saturating_add(ttl_ms));
                     entry.expires_at_ms = entry.expires_at_ms.or(default);
                 }
+                let limit = if queue.is_application() { u64::MAX } else { limit };
                 let found = state.queue(&queue, incarnation);
                 answers.push(match found {
                     Some(queue) => queue.append(entries, limit),

@@ -53,6 +53,7 @@ impl Names {
         let (short, long, id) = match queue {
             QueueKey::Client(id) => (b'c', b'C', id.as_str().as_bytes()),
             QueueKey::Group(name) => (b'g', b'G', name.as_bytes()),
+            QueueKey::Application(id) => (b'a', b'A', id.as_str().as_bytes()),
         };
         let mut hash = Sha256::new();
         hash.update([short]);
@@ -130,7 +131,8 @@ mod tests {
         for id in ids {
             let client = Names::of("p", &QueueKey::Client(ClientId::new(id)));
             let group = Names::of("p", &QueueKey::Group(Arc::from(id)));
-            for names in [client, group] {
+            let application = Names::of("p", &QueueKey::Application(ClientId::new(id)));
+            for names in [client, group, application] {
                 let key = names.key(Part::Meta);
                 assert_eq!(key.len(), 26);
                 assert!(names.identity.len() <= 1 + ID_INLINE);

@@ -268,7 +268,7 @@ pub(super) fn call_of(script: Script, names: &Names) -> Cmd {
             &[Part::Meta, Part::List, Part::Parked]
         }
         (Script::Reserve, _) => &[Part::Meta, Part::List, Part::Parked],
-        (Script::Bucket, _) => &[],
+        (Script::Bucket | Script::Place, _) => &[],
     };
     let mut cmd = redis::cmd("EVALSHA");
     cmd.arg(script.sha()).arg(parts.len());

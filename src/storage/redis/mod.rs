@@ -15,6 +15,7 @@ mod known;
 mod lane;
 mod link;
 mod losses;
+mod places;
 mod projection;
 mod queues;
 mod script;
@@ -28,6 +29,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+pub(in crate::storage) use self::places::Claim;
+pub use self::places::Places;
 pub use self::projection::{IsLive, Projected, Projector};
 pub use self::settings::{RedisAddress, RedisKind, RedisSettings, RedisTls, Secret};
 
@@ -106,6 +109,11 @@ impl Redis {
     pub fn health(&self) -> impl Fn() -> Option<String> + Send + Sync + 'static {
         let shards = Arc::clone(&self.shards);
         move || shards.standing.trouble()
+    }
+
+    /// Where APPLICATION clients stand in their logs.
+    pub fn places(&self) -> Places {
+        Places::new(Arc::clone(&self.shards))
     }
 
     /// The cluster's throughput (QUO-1).

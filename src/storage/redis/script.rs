@@ -12,6 +12,7 @@ pub(super) enum Script {
     Reserve,
     Remove,
     Bucket,
+    Place,
 }
 
 /// What every script of a queue begins with, and parts in the order in which they run.
@@ -21,7 +22,7 @@ macro_rules! of_a_queue {
     };
 }
 
-pub(super) const ALL: [(Script, &str); 8] = [
+pub(super) const ALL: [(Script, &str); 9] = [
     (Script::Open, of_a_queue!("lua/list.lua", "lua/open.lua")),
     (Script::Append, of_a_queue!("lua/append.lua", "lua/list.lua", "lua/append_trim.lua")),
     (Script::Read, of_a_queue!("lua/read.lua", "lua/list.lua", "lua/read_parked.lua")),
@@ -30,6 +31,7 @@ pub(super) const ALL: [(Script, &str); 8] = [
     (Script::Reserve, of_a_queue!("lua/list.lua", "lua/reserve.lua")),
     (Script::Remove, of_a_queue!("lua/remove.lua")),
     (Script::Bucket, include_str!("lua/bucket.lua")),
+    (Script::Place, include_str!("lua/place.lua")),
 ];
 
 impl Script {

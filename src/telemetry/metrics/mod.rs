@@ -155,6 +155,13 @@ catalogue! {
     Timer DEVICE_PACK_TIME = "deviceProcessor_pack_processing_time_seconds" ["consumerId" = "0"],
         "Time to append one batch of copies to durable queues.";
 
+    Level ACTIVE_APP_PROCESSORS = "activeAppProcessors",
+        "Persistent APPLICATION clients connected to this node.";
+    Counter APP_PUBLISHED = "appProcessor_total" ["statsName" = "successfulPublishMsgs"],
+        "Messages of persistent APPLICATION clients that are done with, of all together.";
+    Counter APP_RELEASED = "appProcessor_total" ["statsName" = "successfulPubRelMsgs"],
+        "Messages of persistent APPLICATION clients that are done with, of all together.";
+
     Timer DELIVERY = "delivery_seconds",
         "Time from the first byte in an outbox to all that is with it in the kernel; \
          every eighth is timed, and stands for eight.";
@@ -223,6 +230,8 @@ catalogue! {
     Counter LIMITED_TOTAL = "rateLimited_total" ["limit" = "total"],
         "What a limit refused, by limit: messages, copies of one, connections, sessions.";
     Counter LIMITED_CONNECTIONS = "rateLimited_total" ["limit" = "connections"],
+        "What a limit refused, by limit: messages, copies of one, connections, sessions.";
+    Counter LIMITED_APPLICATIONS = "rateLimited_total" ["limit" = "applications"],
         "What a limit refused, by limit: messages, copies of one, connections, sessions.";
     Counter LIMITED_SESSIONS = "rateLimited_total" ["limit" = "sessions"],
         "What a limit refused, by limit: messages, copies of one, connections, sessions.";

@@ -1,0 +1,494 @@
+//! The logs of APPLICATION clients: a topic for each session, in front of all other queues.
+//!
+//! What comes in: calls of `DeviceQueues`. What goes out: those for other queues to their store;
+//! of an APPLICATION session, its messages to `tbmq.msg.app.<client id>.<incarnation>`, pages of
+//! them to its connection, and where it stands to Redis (`redis::Places`). Called by way of the
+//! port. Never: a message kept in memory beyond a page; a topic that two sessions share.
+//!
+//! A topic belongs to one session: so it can be deleted with it, however late, and nobody finds
+//! anything of an earlier one. Several nodes may append to it, one after another: each appends all
+//! that follows some message that is in it, in order, so that readers can pass over what is there
+//! twice (`place`). Nothing is given to a connection from memory: it is told how far the log goes,
+//! and reads it.
+
+mod log;
+mod place;
+mod producer;
+mod record;
+mod stream;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
+use self::log::{AppLog, Writing, blocking};
+use self::place::Place;
+use self::producer::{AppProducer, Ended};
+use self::stream::Pool;
+use super::KafkaSettings;
+use super::admin::{Admin, Policy};
+use super::watch::Watch;
+use crate::mqtt::ClientId;
+use crate::storage::redis::{Claim, Places};
+use crate::storage::{
+    AppendOutcome, AppendSink, Appended, BoxFuture, DeviceQueues, IdRun, Page, QueueAppend,
+    QueueKey, QueueState, StorageError, TopicConfig,
+};
+use crate::telemetry::{Direction, DropReason, dropped_of, task};
+
+/// How long a connection waits for what the one before it has said.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+
+/// The running logs of one node. Dropping it without [`Applications::stop`] is a crash.
+#[derive(Debug)]
+pub struct Applications {
+    inner: Arc<Inner>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: KafkaSettings,
+    admin: Admin,
+    producer: AppProducer,
+    writing: Writing,
+    others: Arc<dyn DeviceQueues>,
+    /// Bounded by the persistent APPLICATION sessions whose copies this node has in hand.
+    logs: Mutex<HashMap<ClientId, Arc<AppLog>, ahash::RandomState>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for dyn DeviceQueues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DeviceQueues")
+    }
+}
+
+impl Applications {
+    /// Puts the logs in front of the other queues. Blocks; inside a Tokio runtime.
+    pub fn open(
+        settings: KafkaSettings,
+        places: Places,
+        others: Arc<dyn DeviceQueues>,
+        runtime: tokio::runtime::Handle,
+    ) -> Result<Self, StorageError> {
+        let watch = Arc::<Watch>::default();
+        let topic = &settings.config.topics.application;
+        let (producer, consumer) = (settings.producer(topic), settings.applications(topic));
+        let pool = Arc::new(Pool::new(&consumer, &watch)?);
+        let inner = Arc::new(Inner {
+            admin: Admin::new(&settings, Arc::clone(&watch))?,
+            producer: AppProducer::new(producer, Arc::clone(&watch))?,
+            writing: Writing { places, pool: Arc::clone(&pool), runtime },
+            others,
+            logs: Mutex::default(),
+            ended: Arc::default(),
+            settings,
+        });
+        let mut threads = Vec::new();
+        let start = |name: String, run: Box<dyn FnOnce() + Send>| {
+            let fault = |error| StorageError::Unavailable(format!("no thread starts: {error}"));
+            std::thread::Builder::new().name(name).spawn(run).map_err(fault)
+        };
+        let of = Arc::clone(&inner);
+        threads.push(start(
+            "app writer".into(),
+            Box::new(move || of.producer.serve(&|| of.ended.load(Ordering::Acquire))),
+        )?);
+        for which in 0..pool.clients() {
+            let (pool, watch, ended) =
+                (Arc::clone(&pool), Arc::clone(&watch), Arc::clone(&inner.ended));
+            threads.push(start(
+                format!("app reader {which}"),
+                Box::new(move || pool.serve(which, &watch, &|| ended.load(Ordering::Acquire))),
+            )?);
+        }
+        Ok(Self { inner, threads: Mutex::new(threads) })
+    }
+
+    /// What lag tools see: the topics of APPLICATION sessions, and up to which offset Kafka's group
+    /// has each. Blocks.
+    pub fn group(settings: &KafkaSettings) -> Result<Vec<(String, u64)>, StorageError> {
+        let topic = &settings.config.topics.application;
+        let pool = Pool::new(&settings.applications(topic), &Arc::default())?;
+        pool.group(&format!("{}.", settings.name(topic)))
+    }
+
+    pub fn queues(&self) -> Arc<dyn DeviceQueues> {
+        Arc::new(Port(Arc::clone(&self.inner)))
+    }
+
+    /// An orderly end: where clients stand is written down, if that takes no longer than this.
+    pub async fn stop(self, patience: Duration) -> Result<(), StorageError> {
+        let logs: Vec<Arc<AppLog>> = self.inner.logs.lock().values().cloned().collect();
+        let all = async {
+            for log in &logs {
+                log.flushed().await;
+            }
+        };
+        let late = tokio::time::timeout(patience, all).await.is_err();
+        blocking(move || {
+            self.end();
+            Ok(())
+        })
+        .await?;
+        if late {
+            let text = "where APPLICATION clients stand was not written down before the end";
+            return Err(StorageError::Unavailable(text.into()));
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        self.inner.ended.store(true, Ordering::Release);
+        for thread in self.threads.lock().drain(..) {
+            // A thread that panicked has said so itself.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Applications {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Inner {
+    fn topic(&self, client_id: &ClientId, incarnation: u64) -> TopicConfig {
+        let base = &self.settings.config.topics.application;
+        let name = format!("{}.{}.{incarnation}", base.name, safe(client_id));
+        TopicConfig { name, ..base.clone() }
+    }
+
+    fn known(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {
+        let logs = self.logs.lock();
+        logs.get(queue.client()?).filter(|log| log.incarnation == incarnation).cloned()
+    }
+
+    fn made(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {
+        let client_id = queue.client()?;
+        let topic = self.settings.name(&self.topic(client_id, incarnation));
+        let fresh = || Arc::new(AppLog::new(queue.clone(), incarnation, topic));
+        let mut logs = self.logs.lock();
+        match logs.get(client_id) {
+            Some(log) if log.incarnation == incarnation => Some(Arc::clone(log)),
+            // The session is over.
+            Some(log) if log.incarnation > incarnation => None,
+            Some(_) | None => {
+                let log = fresh();
+                logs.insert(client_id.clone(), Arc::clone(&log));
+                Some(log)
+            }
+        }
+    }
+
+    /// Opens the log for the connection that holds `epoch`.
+    async fn open_as(
+        self: &Arc<Self>,
+        queue: QueueKey,
+        incarnation: u64,
+        epoch: u64,
+    ) -> Result<QueueState, StorageError> {
+        let log = self.made(&queue, incarnation).ok_or(StorageError::Fenced)?;
+        let old = Arc::clone(&log);
+        blocking(move || {
+            old.set_stream(None);
+            Ok(())
+        })
+        .await?;
+        if tokio::time::timeout(FLUSH_WITHIN, log.flushed()).await.is_err() {
+            let text = "where the client stood is not written down yet";
+            return Err(StorageError::Unavailable(text.into()));
+        }
+        let claim = Claim { queue: queue.clone(), incarnation, epoch };
+        let held = self.writing.places.claim(&claim).await?;
+        let place = held.as_deref().map(Place::decode).transpose()?;
+        let (all, of, is_new) = (Arc::clone(self), Arc::clone(&log), held.is_none());
+        let bounds = blocking(move || {
+            if is_new {
+                let client_id = of.queue.client().cloned().unwrap_or_else(|| ClientId::new(""));
+                let topic = all.topic(&client_id, incarnation);
+                all.admin.make(&all.settings, &topic, Policy::Application)?;
+            }
+            all.writing.pool.bounds(&of.topic)
+        })
+        .await?;
+        let mut place = place.unwrap_or_else(Place::new);
+        place.done_below(bounds.committed.min(bounds.end));
+        log.removed(place.lost_below(bounds.low));
+        log.heard_of(bounds.end);
+        let from = place.floor();
+        *log.place.lock() = place;
+        log.epoch.store(epoch, Ordering::Release);
+        log.begin().await;
+        let (pool, of) = (Arc::clone(&self.writing.pool), Arc::clone(&log));
+        blocking(move || {
+            of.set_stream(Some(pool.read(&of.topic, from)?));
+            Ok(())
+        })
+        .await?;
+        let state = log.place.lock().state(incarnation, log.end());
+        Ok(state)
+    }
+
+    /// The log to append to; `None`: the session is over.
+    async fn to_append(
+        self: &Arc<Self>,
+        queue: &QueueKey,
+        incarnation: u64,
+    ) -> Result<Option<Arc<AppLog>>, StorageError> {
+        if let Some(log) = self.known(queue, incarnation) {
+            return Ok(Some(log));
+        }
+        let Some(client_id) = queue.client().cloned() else { return Ok(None) };
+        let all = Arc::clone(self);
+        let bounds = blocking(move || {
+            let topic = all.settings.name(&all.topic(&client_id, incarnation));
+            let there = all.writing.pool.exists(&topic)?;
+            there.then(|| all.writing.pool.bounds(&topic)).transpose()
+        })
+        .await?;
+        let Some(bounds) = bounds else { return Ok(None) };
+        let claim = Claim { queue: queue.clone(), incarnation, epoch: 0 };
+        let held = self.writing.places.look(&claim).await?;
+        let Some(log) = self.made(queue, incarnation) else { return Ok(None) };
+        log.heard_of(bounds.end);
+        if let Some(held) = held
+            && log.epoch.load(Ordering::Acquire) == 0
+        {
+            // For whoever asks how far the client is.
+            *log.place.lock() = Place::decode(&held)?;
+        }
+        Ok(Some(log))
+    }
+
+    /// All at once, each log in its order.
+    async fn append(
+        self: &Arc<Self>,
+        appends: &[QueueAppend],
+    ) -> Result<Vec<Appended>, StorageError> {
+        let mut runs = Vec::with_capacity(appends.len());
+        for append in appends {
+            let log = self.to_append(&append.queue, append.incarnation).await?;
+            let records: Vec<Vec<u8>> = append.entries.iter().map(record::encode).collect();
+            runs.push(log.map(|log| {
+                let run = self.producer.append(&log.topic, &records);
+                (log, run)
+            }));
+        }
+        let mut appended = Vec::with_capacity(appends.len());
+        for (append, run) in appends.iter().zip(runs) {
+            let Some((log, run)) = run else {
+                appended.push(Appended::NoQueue);
+                continue;
+            };
+            match run.wait().await {
+                Ended::Stored(end) => {
+                    log.heard_of(end + 1);
+                    // The connection reads them from the log.
+                    let (first_seq, skipped) = (log.end(), append.entries.len());
+                    appended.push(Appended::Taken { first_seq, skipped });
+                }
+                Ended::Gone => {
+                    self.forget(&append.queue, append.incarnation);
+                    appended.push(Appended::NoQueue);
+                }
+                Ended::Failed => {
+                    let text = format!("topic {} does not take messages", log.topic);
+                    return Err(StorageError::Unavailable(text));
+                }
+            }
+        }
+        Ok(appended)
+    }
+
+    fn forget(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {
+        let log = self.known(queue, incarnation)?;
+        self.logs.lock().remove(queue.client()?);
+        Some(log)
+    }
+
+    /// The session has ended: its place and its topic go, and what was owed is counted (DEV-8).
+    async fn remove(self: Arc<Self>, queue: QueueKey, incarnation: u64) {
+        let known = match self.to_append(&queue, incarnation).await {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::warn!(%queue, %error, "what an ended session was owed is not known");
+                None
+            }
+        };
+        let Some(log) = self.forget(&queue, incarnation).or(known) else { return };
+        let lost = log.depth();
+        dropped_of(DropReason::SessionEnded, Direction::Outbound, queue.name(), "", lost);
+        let claim = Claim { queue: queue.clone(), incarnation, epoch: u64::MAX };
+        let place = self.writing.places.remove(&claim).await;
+        let topic = blocking(move || {
+            log.set_stream(None);
+            self.admin.remove(&log.topic)
+        })
+        .await;
+        if let Err(error) = place.and(topic) {
+            tracing::warn!(%queue, %error, "the log of an ended session stays");
+        }
+    }
+}
+
+/// TBMQ's rule: what is more than letters and digits is hashed.
+fn safe(client_id: &ClientId) -> String {
+    let id = client_id.as_str();
+    // A topic's name has at most 249 characters.
+    let plain = !id.is_empty() && id.len() <= 128;
+    if plain && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    let digest: [u8; 32] = Sha256::digest(id).into();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The port: APPLICATION sessions here, everybody else in their store.
+struct Port(Arc<Inner>);
+
+impl Port {
+    /// Who is told that a mark of a log that is not open here is not written.
+    fn refuse(sink: &Arc<dyn AppendSink>, ticket: u64) {
+        sink.settled(ticket, AppendOutcome::NotStored);
+    }
+}
+
+impl DeviceQueues for Port {
+    fn open(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+    ) -> BoxFuture<'_, Result<QueueState, StorageError>> {
+        self.open_as(queue, incarnation, 0)
+    }
+
+    fn open_as(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        epoch: u64,
+    ) -> BoxFuture<'_, Result<QueueState, StorageError>> {
+        match queue.is_application() {
+            true => Box::pin(self.0.open_as(queue.clone(), incarnation, epoch)),
+            false => self.0.others.open_as(queue, incarnation, epoch),
+        }
+    }
+
+    fn append(
+        &self,
+        appends: Vec<QueueAppend>,
+    ) -> BoxFuture<'_, Result<Vec<Appended>, StorageError>> {
+        if !appends.iter().any(|append| append.queue.is_application()) {
+            return self.0.others.append(appends);
+        }
+        Box::pin(async move {
+            let order: Vec<bool> =
+                appends.iter().map(|append| append.queue.is_application()).collect();
+            let (ours, theirs): (Vec<_>, Vec<_>) =
+                appends.into_iter().partition(|append| append.queue.is_application());
+            let rest = async {
+                match theirs.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => self.0.others.append(theirs).await,
+                }
+            };
+            let (own, others) = tokio::try_join!(self.0.append(&ours), rest)?;
+            let (mut own, mut others) = (own.into_iter(), others.into_iter());
+            let next = |ours: bool| if ours { own.next() } else { others.next() };
+            Ok(order.into_iter().filter_map(next).collect())
+        })
+    }
+
+    fn read(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        after: u64,
+        max_messages: usize,
+        max_bytes: usize,
+    ) -> BoxFuture<'_, Result<Page, StorageError>> {
+        if !queue.is_application() {
+            return self.0.others.read(queue, incarnation, after, max_messages, max_bytes);
+        }
+        let log = self.0.known(queue, incarnation);
+        let open = log.and_then(|log| log.stream().map(|stream| (log, stream)));
+        Box::pin(async move {
+            let (log, stream) = open.ok_or(StorageError::Fenced)?;
+            let pool = &self.0.writing.pool;
+            log.page(pool, stream, after, max_messages.max(1), max_bytes.max(1)).await
+        })
+    }
+
+    fn ack(&self, queue: &QueueKey, incarnation: u64, seqs: &[u64], sent_below: u64) {
+        if !queue.is_application() {
+            return self.0.others.ack(queue, incarnation, seqs, sent_below);
+        }
+        let Some(log) = self.0.known(queue, incarnation) else { return };
+        log.ack(&self.0.writing, seqs, sent_below);
+        if seqs.is_empty() {
+            // The last word: nobody reads it until the next connection opens it.
+            let stream = log.stream();
+            self.0.writing.runtime.spawn_blocking(move || stream.inspect(|stream| stream.close()));
+        }
+    }
+
+    fn received(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+        sink: Arc<dyn AppendSink>,
+        ticket: u64,
+    ) {
+        if !queue.is_application() {
+            return self.0.others.received(queue, incarnation, seqs, sink, ticket);
+        }
+        match self.0.known(queue, incarnation) {
+            Some(log) => log.received(&self.0.writing, seqs, (sink, ticket)),
+            None => Self::refuse(&sink, ticket),
+        }
+    }
+
+    fn reserve_ids(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        run: IdRun,
+        sink: Arc<dyn AppendSink>,
+        ticket: u64,
+    ) {
+        if !queue.is_application() {
+            return self.0.others.reserve_ids(queue, incarnation, run, sink, ticket);
+        }
+        match self.0.known(queue, incarnation) {
+            Some(log) => log.reserve(&self.0.writing, run, (sink, ticket)),
+            None => Self::refuse(&sink, ticket),
+        }
+    }
+
+    fn remove(&self, queue: &QueueKey, incarnation: u64) {
+        if !queue.is_application() {
+            return self.0.others.remove(queue, incarnation);
+        }
+        let removal = Arc::clone(&self.0).remove(queue.clone(), incarnation);
+        task::spawn_on(&self.0.writing.runtime, "end of an application log", removal);
+    }
+
+    fn depth(&self, queue: &QueueKey) -> u64 {
+        if !queue.is_application() {
+            return self.0.others.depth(queue);
+        }
+        let logs = self.0.logs.lock();
+        let log = queue.client().and_then(|client_id| logs.get(client_id)).cloned();
+        drop(logs);
+        log.map_or(0, |log| log.depth())
+    }
+}

@@ -1,0 +1,197 @@
+//! The producer of all APPLICATION logs of this node: one stream without gaps a log, replaced when
+//! librdkafka gives it up. Whoever appends waits for the whole run, and appends it again if it
+//! failed: what was stored nevertheless is passed over by readers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{DeliveryResult, Message};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, PurgeConfig};
+use tokio::sync::Notify;
+
+use crate::storage::StorageError;
+use crate::storage::kafka::watch::{Watch, log_line, note_error, unavailable};
+
+/// How often its thread looks whether it is to end, or librdkafka has given up.
+const TICK: Duration = Duration::from_millis(50);
+/// How long the reports of a producer that is given up may take.
+const LAST_REPORTS: Duration = Duration::from_millis(500);
+
+/// Records that were appended together, to one log.
+#[derive(Debug)]
+pub(super) struct Run {
+    open: AtomicU64,
+    /// One past the highest offset that was reported.
+    end: AtomicU64,
+    failed: AtomicBool,
+    /// The log is not there any more.
+    gone: AtomicBool,
+    done: Notify,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// All is stored; the log's end is here at least.
+    Stored(u64),
+    /// Some of it may be.
+    Failed,
+    Gone,
+}
+
+impl Run {
+    fn new(records: usize) -> Arc<Self> {
+        Arc::new(Self {
+            open: AtomicU64::new(records as u64),
+            end: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            done: Notify::new(),
+        })
+    }
+
+    fn ended(&self, records: u64) {
+        if self.open.fetch_sub(records, Ordering::AcqRel) == records {
+            self.done.notify_one();
+        }
+    }
+
+    /// Waits for its end; one waits. Cancel safe: yes.
+    pub(super) async fn wait(&self) -> Ended {
+        while self.open.load(Ordering::Acquire) > 0 {
+            self.done.notified().await;
+        }
+        match (self.gone.load(Ordering::Acquire), self.failed.load(Ordering::Acquire)) {
+            (true, _) => Ended::Gone,
+            (false, true) => Ended::Failed,
+            (false, false) => Ended::Stored(self.end.load(Ordering::Acquire)),
+        }
+    }
+}
+
+struct Reports(Arc<Watch>);
+
+impl ClientContext for Reports {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log_line(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        note_error(&self.0, &error, reason);
+    }
+}
+
+impl ProducerContext for Reports {
+    type DeliveryOpaque = Arc<Run>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, run: Arc<Run>) {
+        match result {
+            Ok(message) => {
+                self.0.is_well();
+                let end = u64::try_from(message.offset()).map_or(0, |offset| offset + 1);
+                run.end.fetch_max(end, Ordering::AcqRel);
+            }
+            Err((error, _)) => {
+                let gone = matches!(
+                    error.rdkafka_error_code(),
+                    Some(
+                        RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition
+                    )
+                );
+                run.gone.fetch_or(gone, Ordering::AcqRel);
+                run.failed.store(true, Ordering::Release);
+            }
+        }
+        run.ended(1);
+    }
+}
+
+pub(super) struct AppProducer {
+    config: ClientConfig,
+    watch: Arc<Watch>,
+    producer: RwLock<Option<BaseProducer<Reports>>>,
+}
+
+impl fmt::Debug for AppProducer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AppProducer")
+    }
+}
+
+impl AppProducer {
+    pub(super) fn new(config: ClientConfig, watch: Arc<Watch>) -> Result<Self, StorageError> {
+        let new = Self { config, watch, producer: RwLock::new(None) };
+        *new.producer.write() = Some(new.connect()?);
+        Ok(new)
+    }
+
+    fn connect(&self) -> Result<BaseProducer<Reports>, StorageError> {
+        let reports = Reports(Arc::clone(&self.watch));
+        BaseProducer::from_config_and_context(&self.config, reports)
+            .map_err(|error| unavailable("Kafka's producer can't be made", &error))
+    }
+
+    /// Hands a run to the producer.
+    pub(super) fn append(&self, topic: &str, records: &[Vec<u8>]) -> Arc<Run> {
+        let run = Run::new(records.len());
+        let producer = self.producer.read();
+        for (at, payload) in records.iter().enumerate() {
+            let record = BaseRecord::<(), [u8], _>::with_opaque_to(topic, Arc::clone(&run));
+            let sent = producer.as_ref().map(|producer| {
+                producer.send(record.partition(0).payload(payload)).map_err(|(error, _)| error)
+            });
+            if let Some(Ok(())) = sent {
+                continue;
+            }
+            tracing::debug!(topic, ?sent, "not taken by the producer");
+            // What is behind it must not come without it.
+            run.failed.store(true, Ordering::Release);
+            run.ended((records.len() - at) as u64);
+            break;
+        }
+        run
+    }
+
+    /// Serves delivery reports until `ended`; runs on a thread of its own.
+    pub(super) fn serve(&self, ended: &dyn Fn() -> bool) {
+        while !ended() {
+            let fatal = {
+                let producer = self.producer.read();
+                let Some(producer) = &*producer else {
+                    drop(producer);
+                    self.replace();
+                    std::thread::sleep(TICK);
+                    continue;
+                };
+                producer.poll(TICK);
+                producer.client().fatal_error()
+            };
+            if let Some((code, text)) = fatal {
+                tracing::info!(%code, "the producer of application logs is replaced: {text}");
+                self.replace();
+            }
+        }
+        drop(self.producer.write().take());
+    }
+
+    /// Nothing of the old stream may be sent again behind the new one.
+    fn replace(&self) {
+        let mut producer = self.producer.write();
+        if let Some(old) = producer.take() {
+            old.purge(PurgeConfig::default().queue().inflight());
+            if let Err(error) = old.flush(LAST_REPORTS) {
+                tracing::debug!(%error, "a producer that was given up did not report everything");
+            }
+        }
+        match self.connect() {
+            Ok(fresh) => *producer = Some(fresh),
+            Err(error) => tracing::warn!(%error, "trying again"),
+        }
+    }
+}

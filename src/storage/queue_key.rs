@@ -1,0 +1,56 @@
+//! Whose queue it is, and of which kind.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::mqtt::ClientId;
+
+/// Names a queue: a client's or a shared group's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QueueKey {
+    /// A persistent DEVICE session's, bounded by a number of messages (DEV-5).
+    Client(ClientId),
+    Group(Arc<str>),
+    /// A persistent APPLICATION session's log, bounded by its retention alone (APP-3).
+    Application(ClientId),
+}
+
+impl QueueKey {
+    /// The queue of a persistent session.
+    pub fn of(client_id: &ClientId, application: bool) -> Self {
+        match application {
+            true => QueueKey::Application(client_id.clone()),
+            false => QueueKey::Client(client_id.clone()),
+        }
+    }
+
+    /// Whose queue it is, if it is a client's.
+    pub fn client(&self) -> Option<&ClientId> {
+        match self {
+            QueueKey::Client(id) | QueueKey::Application(id) => Some(id),
+            QueueKey::Group(_) => None,
+        }
+    }
+
+    /// The client's or the group's name.
+    pub fn name(&self) -> &str {
+        match self {
+            QueueKey::Client(id) | QueueKey::Application(id) => id.as_str(),
+            QueueKey::Group(name) => name,
+        }
+    }
+
+    pub fn is_application(&self) -> bool {
+        matches!(self, QueueKey::Application(_))
+    }
+}
+
+impl fmt::Display for QueueKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            QueueKey::Client(id) => write!(f, "client {id}"),
+            QueueKey::Group(name) => write!(f, "group {name}"),
+            QueueKey::Application(id) => write!(f, "application {id}"),
+        }
+    }
+}
