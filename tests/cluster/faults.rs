@@ -4,12 +4,10 @@
 //! `SLUICE_CLUSTER_FAULTS=30` runs the long form; `SLUICE_CRASH_SEED=…` repeats the kind of a run.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::crew::{Crew, subscribed};
 use crate::nodes::nodes;
-use crate::publisher::Publisher;
-use crate::subscriber::Subscriber;
 use crate::support::{Broker, Level, Random};
 use crate::world::{Phase, World};
 
@@ -42,8 +40,7 @@ struct Run {
     world: Arc<World>,
     nodes: Vec<Broker>,
     random: Random,
-    publishers: Vec<JoinHandle<()>>,
-    subscribers: Vec<JoinHandle<Subscriber>>,
+    crew: Crew,
 }
 
 impl Run {
@@ -54,23 +51,9 @@ impl Run {
         let world = Arc::new(World::default());
         world.set_addresses(nodes.iter().map(Broker::address).collect());
         let mut random = Random::seeded(seed);
-        let subscribers: Vec<Subscriber> = SUBSCRIBERS
-            .map(|(level, qos)| {
-                let world = Arc::clone(&world);
-                let mut subscriber = Subscriber::new(world, level, qos, random.next());
-                assert!(subscriber.subscribe(), "no SUBACK");
-                subscriber
-            })
-            .into();
-        let spawn = |subscriber: Subscriber| std::thread::spawn(move || subscriber.run());
-        let subscribers = subscribers.into_iter().map(spawn).collect();
-        let publishers = (0..PUBLISHERS)
-            .map(|index| {
-                let publisher = Publisher::new(Arc::clone(&world), index, random.next());
-                std::thread::spawn(move || publisher.run())
-            })
-            .collect();
-        Some(Run { world, nodes, random, publishers, subscribers })
+        let subscribers = subscribed(&world, &SUBSCRIBERS, &mut random);
+        let crew = Crew::at_work(&world, subscribers, PUBLISHERS, &mut random);
+        Some(Run { world, nodes, random, crew })
     }
 
     fn addresses_without(&self, gone: Option<usize>) {
@@ -109,40 +92,6 @@ impl Run {
         }
         self.addresses_without(None);
     }
-
-    /// Lets everybody finish; what was wrong, and how many messages came.
-    fn finish(self) -> (Vec<String>, usize) {
-        let deadline = Instant::now() + PATIENCE;
-        let world = &self.world;
-        if world.phase() == Phase::Load {
-            world.set_phase(Phase::Finish);
-        }
-        let late = |done: bool| !done && world.phase() != Phase::End && Instant::now() < deadline;
-        while late(self.publishers.iter().all(JoinHandle::is_finished)) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        if !self.publishers.iter().all(JoinHandle::is_finished) {
-            world.fault("publishers wait for acknowledgements that don't come".to_owned());
-        }
-        while late(self.subscribers.iter().all(JoinHandle::is_finished)) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        world.set_phase(Phase::End);
-        self.publishers.into_iter().for_each(|publisher| publisher.join().unwrap());
-        let mut faults = world.faults();
-        let (mut came, mut repeats) = (0, 0);
-        for subscriber in self.subscribers {
-            let subscriber = subscriber.join().unwrap();
-            repeats += subscriber.repeats();
-            match subscriber.verdict() {
-                Ok(messages) => came += messages,
-                Err(what) => faults.push(what),
-            }
-        }
-        // Said here: what the nodes' logs are then refused for may be its consequence.
-        eprintln!("{came} messages, {repeats} repeats, faults: {faults:?}");
-        (faults, came)
-    }
 }
 
 /// CLU-01, CLU-03, INV-1, INV-3, SES-06, QOS-01: whatever happens to one node at a time, what was
@@ -163,7 +112,7 @@ fn what_was_acknowledged_survives_the_faults_of_nodes() {
             break;
         }
     }
-    let (faults, came) = run.finish();
+    let (faults, came) = run.crew.finish(PATIENCE);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(came > 100, "only {came} messages: that was no load");
 }

@@ -11,6 +11,8 @@
 
 mod application_nodes;
 mod contract;
+#[path = "../crash/crew.rs"]
+mod crew;
 mod faults;
 mod flow;
 mod health;

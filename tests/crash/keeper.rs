@@ -62,11 +62,8 @@ impl Keeper {
             }
             match self.serve(link, known) {
                 Ok(()) => break,
-                Err(End::Gone | End::Unavailable) => {}
-                Err(End::Malformed(what)) => {
-                    self.world.fault(format!("keeper: {what}"));
-                    break;
-                }
+                Err(end) if self.world.goes_on("keeper", end.clone()) => {}
+                Err(_) => break,
             }
             known = true;
         }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::crew::{Crew, subscribed};
 use crate::keeper::Keeper;
 use crate::lost_writes::{Disk, Loss, on_lossy_disk};
-use crate::publisher::Publisher;
-use crate::subscriber::Subscriber;
 use crate::support::{Broker, Client, Connect, Level, Random, Start};
 use crate::world::{Phase, World};
 
@@ -23,8 +22,7 @@ struct Run {
     broker: Broker,
     disk: Disk,
     random: Random,
-    publishers: Vec<JoinHandle<()>>,
-    subscribers: Vec<JoinHandle<Subscriber>>,
+    crew: Crew,
     keeper: JoinHandle<Keeper>,
     /// Changes to files that kills took back.
     lost: usize,
@@ -53,14 +51,7 @@ impl Run {
         let world = Arc::new(World::default());
         world.set_address(Some(broker.address()));
         let mut random = Random::seeded(seed);
-        let subscribers: Vec<Subscriber> = SUBSCRIBERS
-            .map(|(level, qos)| {
-                let world = Arc::clone(&world);
-                let mut subscriber = Subscriber::new(world, level, qos, random.next());
-                assert!(subscriber.subscribe(), "no SUBACK");
-                subscriber
-            })
-            .into();
+        let subscribers = subscribed(&world, &SUBSCRIBERS, &mut random);
         if in_peace {
             broker.stop();
             Disk::of(&broker).lose(Loss::Nothing, &mut random);
@@ -71,18 +62,11 @@ impl Run {
         broker.start_again();
         world.set_address(Some(broker.address()));
 
-        let spawn = |subscriber: Subscriber| std::thread::spawn(move || subscriber.run());
-        let subscribers = subscribers.into_iter().map(spawn).collect();
-        let publishers = (0..PUBLISHERS)
-            .map(|index| {
-                let publisher = Publisher::new(Arc::clone(&world), index, random.next());
-                std::thread::spawn(move || publisher.run())
-            })
-            .collect();
+        let crew = Crew::at_work(&world, subscribers, PUBLISHERS, &mut random);
         let keeper = Keeper::new(Arc::clone(&world), random.next());
         let keeper = std::thread::spawn(move || keeper.run());
         let disk = Disk::of(&broker);
-        Some(Run { world, broker, disk, random, publishers, subscribers, keeper, lost: 0 })
+        Some(Run { world, broker, disk, random, crew, keeper, lost: 0 })
     }
 
     fn kill(&mut self, loss: Loss) {
@@ -109,37 +93,12 @@ impl Run {
 
     /// Lets everybody finish; what was wrong, and how many messages came.
     fn finish(self) -> (Vec<String>, usize) {
-        let deadline = Instant::now() + PATIENCE;
-        let step = Duration::from_millis(20);
-        let world = &self.world;
-        if world.phase() == Phase::Load {
-            world.set_phase(Phase::Finish);
-        }
-        let late = |done: bool| !done && world.phase() != Phase::End && Instant::now() < deadline;
-        while late(self.publishers.iter().all(JoinHandle::is_finished)) {
-            std::thread::sleep(step);
-        }
-        if !self.publishers.iter().all(JoinHandle::is_finished) {
-            world.fault("publishers wait for acknowledgements that don't come".to_owned());
-        }
-        while late(self.subscribers.iter().all(JoinHandle::is_finished)) {
-            std::thread::sleep(step);
-        }
-        world.set_phase(Phase::End);
-        self.publishers.into_iter().for_each(|publisher| publisher.join().unwrap());
+        let (mut faults, came) = self.crew.finish(PATIENCE);
         let keeper = self.keeper.join().unwrap();
-        let mut faults = world.faults();
-        let (mut came, mut repeats) = (0, 0);
-        for subscriber in self.subscribers {
-            let subscriber = subscriber.join().unwrap();
-            repeats += subscriber.repeats();
-            match subscriber.verdict() {
-                Ok(messages) => came += messages,
-                Err(what) => faults.push(what),
-            }
-        }
-        let (lost, checks) = (self.lost, keeper.checks);
-        eprintln!("{came} messages, {repeats} repeats, {lost} changes lost, {checks} checks");
+        // The keeper may say something behind the others' end.
+        let late = self.world.faults().into_iter().filter(|fault| !faults.contains(fault));
+        faults.extend(late.collect::<Vec<_>>());
+        eprintln!("{} changes lost, {} checks", self.lost, keeper.checks);
         (faults, came)
     }
 }

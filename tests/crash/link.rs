@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::support::{Connect, Level, Packet, parse};
 
 /// The connection has ended; or the broker sent what no server may, which is a fault.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Gone,
-    /// CONNECT was answered so: come again.
+    /// The broker says that it can't serve now, or leaves: among several nodes, come again.
     Unavailable,
     Malformed(String),
 }
@@ -55,7 +55,7 @@ impl Link {
                 self.read.drain(..length);
                 // A node that leaves, or whose storage does, says so on level 5.
                 if matches!(packet, Packet::Disconnect { code: 0x80 | 0x8B, .. }) {
-                    return Err(End::Gone);
+                    return Err(End::Unavailable);
                 }
                 return Ok(Some(packet));
             }

@@ -13,6 +13,7 @@
 #[path = "../broker/support/mod.rs"]
 mod support;
 
+mod crew;
 mod disk_faults;
 mod journal;
 mod keeper;

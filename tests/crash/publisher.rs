@@ -63,8 +63,8 @@ impl Publisher {
             known = true;
             match self.serve(link) {
                 Ok(()) => return,
-                Err(End::Gone | End::Unavailable) => {}
-                Err(End::Malformed(what)) => return self.fault(&what),
+                Err(end) if self.world.goes_on(&self.name, end.clone()) => {}
+                Err(_) => return,
             }
         }
     }

@@ -72,11 +72,8 @@ impl Subscriber {
             self.connections += 1;
             match self.serve(link) {
                 Ok(()) => break,
-                Err(End::Gone | End::Unavailable) => {}
-                Err(End::Malformed(what)) => {
-                    self.fault(&what);
-                    break;
-                }
+                Err(end) if self.world.goes_on(&self.name, end.clone()) => {}
+                Err(_) => break,
             }
         }
         self

@@ -11,6 +11,9 @@ use parking_lot::Mutex;
 use crate::link::{End, Link};
 use crate::support::Connect;
 
+/// How soon a client tries again.
+const AGAIN: Duration = Duration::from_millis(3);
+
 /// A numbered row of messages: who publishes it, and at which QoS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Row {
@@ -116,6 +119,25 @@ impl World {
         self.sent.lock().clone()
     }
 
+    /// Whether a client whose connection ended so is to come again; if not, that was a fault.
+    pub(crate) fn goes_on(&self, who: &str, end: End) -> bool {
+        let fault = match end {
+            End::Gone => None,
+            End::Unavailable if self.addresses.lock().len() > 1 => {
+                std::thread::sleep(Duration::from_millis(100));
+                None
+            }
+            End::Unavailable => Some("it is unavailable".to_owned()),
+            End::Malformed(what) => Some(what),
+        };
+        let Some(what) = fault else {
+            std::thread::sleep(AGAIN);
+            return true;
+        };
+        self.fault(format!("{who}: {what}"));
+        false
+    }
+
     /// Connects as soon as the broker can be reached; none when it is time to leave. A node may be
     /// busy with the death of another one; a broker alone may not.
     pub(crate) fn connect(&self, who: &str, connect: &Connect) -> Option<Link> {
@@ -123,16 +145,10 @@ impl World {
             if self.phase() == Phase::End {
                 return None;
             }
-            let one_of_many = self.addresses.lock().len() > 1;
-            let tried = self.address().map(|address| Link::connect(address, connect));
-            match tried {
+            match self.address().map(|address| Link::connect(address, connect)) {
                 Some(Ok(link)) => return Some(link),
-                Some(Err(End::Unavailable)) if one_of_many => {
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-                Some(Err(End::Unavailable)) => self.fault(format!("{who}: it is unavailable")),
-                Some(Err(End::Malformed(what))) => self.fault(format!("{who}: {what}")),
-                Some(Err(End::Gone)) | None => std::thread::sleep(Duration::from_millis(3)),
+                Some(Err(end)) => _ = self.goes_on(who, end),
+                None => std::thread::sleep(AGAIN),
             }
         }
     }
