@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::census::Excess;
 use super::cluster;
 use super::conn::{About, Conn, End};
 use super::context::Context;
@@ -207,9 +208,13 @@ async fn win(
             return Err(ReasonCode::ServerUnavailable);
         }
     };
-    let Some(Found { before, now }) = directory.found(&ask.client_id, position) else {
+    let Some(Found { before, now, excess }) = directory.found(&ask.client_id, position) else {
         return Err(ReasonCode::ServerUnavailable);
     };
+    if let Some(excess) = excess {
+        cluster::take_back(context, &ask.client_id, locked, before, now);
+        return Err(refused(excess));
+    }
     let resumes = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
     // Nothing in front of its beginning is for a new session.
     let routed = context.progress.reached(if resumes { position.offset + 1 } else { 0 });
@@ -262,11 +267,12 @@ fn place(
     if over && let Some(unsaid) = NO_PLAN.ready() {
         tracing::error!(unsaid, "the plan expired: no new session is taken");
     }
-    let place = context.places.take(context.config.sessions_limit).filter(|_| !over);
-    place.map(Arc::new).ok_or_else(|| {
-        metrics::LIMITED_SESSIONS.inc();
-        ReasonCode::QuotaExceeded
-    })
+    let place = match &context.directory {
+        // Where the claim stands in the log decides; this spares the log what is hopeless.
+        Some(all) => (!all.is_full(Excess::Sessions)).then(|| context.places.take_anyway()),
+        None => context.places.take(context.config.sessions_limit),
+    };
+    place.filter(|_| !over).map(Arc::new).ok_or_else(|| refused(Excess::Sessions))
 }
 
 /// The same for `mqtt.application-clients-limit`; `None`: it is no persistent APPLICATION client,
@@ -283,19 +289,23 @@ fn application_place(
     if !ask.application || goes_on && !ask.clean_start {
         return Ok(None);
     }
-    let limit = context.config.application_clients_limit;
     let place = match &context.directory {
-        Some(directory) => {
-            let known = directory.get(&ask.client_id).is_some_and(|row| row.is_application());
-            let full = || limit.is_some_and(|most| directory.applications() >= most);
-            (known || !full()).then(|| context.applications.take_anyway())
+        Some(all) => {
+            let known = all.get(&ask.client_id).is_some_and(|row| row.is_application());
+            let may = known || !all.is_full(Excess::Applications);
+            may.then(|| context.applications.take_anyway())
         }
-        None => context.applications.take(limit),
+        None => context.applications.take(context.config.application_clients_limit),
     };
-    place.map(|place| Some(Arc::new(place))).ok_or_else(|| {
-        metrics::LIMITED_APPLICATIONS.inc();
-        ReasonCode::QuotaExceeded
-    })
+    place.map(|place| Some(Arc::new(place))).ok_or_else(|| refused(Excess::Applications))
+}
+
+fn refused(excess: Excess) -> ReasonCode {
+    match excess {
+        Excess::Sessions => metrics::LIMITED_SESSIONS.inc(),
+        Excess::Applications => metrics::LIMITED_APPLICATIONS.inc(),
+    }
+    ReasonCode::QuotaExceeded
 }
 
 impl Ask {

@@ -164,6 +164,18 @@ pub(super) fn surrender(
     lifecycle::look(context, client_id, locked, true);
 }
 
+/// A claim of this node that is one too many: it ends, and with it what it displaced.
+pub(super) fn take_back(
+    context: &Arc<Context>,
+    client_id: &ClientId,
+    locked: &mut Locked<'_>,
+    before: Option<SessionRow>,
+    mut now: SessionRow,
+) {
+    now.expiry_s = 0;
+    surrender(context, client_id, locked, before, now);
+}
+
 /// A claim that nobody waits for any more may land yet.
 pub(super) fn see_to_late_claim(
     context: &Arc<Context>,
@@ -177,7 +189,8 @@ pub(super) fn see_to_late_claim(
         let mut locked = context.registry.lock(&client_id).await;
         let Some(found) = directory.found(&client_id, position) else { return };
         if directory.epoch(&client_id) == Some(position.offset) {
-            surrender(&context, &client_id, &mut locked, found.before, found.now);
+            let leave = if found.excess.is_some() { take_back } else { surrender };
+            leave(&context, &client_id, &mut locked, found.before, found.now);
         }
     });
 }

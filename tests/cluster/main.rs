@@ -19,6 +19,7 @@ mod health;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;
+mod places;
 #[path = "../crash/publisher.rs"]
 mod publisher;
 mod quota_outage;
