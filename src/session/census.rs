@@ -1,7 +1,7 @@
-//! Every session of the cluster by its client id, counted where its claim stands in the log: so that
-//! `mqtt.sessions-limit` and `mqtt.application-clients-limit` hold over all nodes, however many
-//! claims are under way. A claim that comes to a full house is known from then on as one too many:
-//! it is not counted, and whoever made it takes it back.
+//! Every session of the cluster by its client id, counted where its claim stands in the log: so
+//! that `mqtt.sessions-limit` and `mqtt.application-clients-limit` hold over all nodes, however
+//! many claims are under way. A claim that comes to a full house is known from then on as one too
+//! many: it is not counted, and whoever made it takes it back.
 
 use std::collections::HashMap;
 

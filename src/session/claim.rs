@@ -13,11 +13,12 @@ use super::inbound::Exchanges;
 use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
-use super::rows::{Owed, SessionRow, WillRow};
+use super::rows::{Guest, Owed, SessionRow, WillRow};
 use super::wills;
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
+use crate::security::{ClientType, Grant};
 use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
 use crate::telemetry::{Throttle, clock, metrics, task};
@@ -192,7 +193,8 @@ async fn win(
     if let Some((earlier, _)) = &earlier {
         earlier.own(NOBODY);
     }
-    let row = ask.row(context, 0, 0).claiming(ask.clean_start).of_application(ask.application);
+    let row = ask.row(context, 0, 0).claiming(ask.clean_start, ask.guest());
+    let row = row.of_application(ask.application);
     let row = row.row(&ask.client_id);
     let (sink, mut settled) = once();
     context.tables.put(vec![row], Durability::Durable, sink, 0);
@@ -321,6 +323,19 @@ impl Ask {
     fn row(&self, context: &Context, incarnation: u64, epoch: u64) -> SessionRow {
         let (node, version) = (&context.node.0, self.settings.version);
         SessionRow::new(incarnation, epoch, node, version, self.expiry_s, None, self.will.clone())
+    }
+
+    /// The client as other nodes may know it.
+    fn guest(&self) -> Guest {
+        let grant = self.about.grant.as_deref();
+        Guest {
+            connected_ms: clock::wall_ms(),
+            address: self.about.peer.address.map(|at| at.ip()),
+            keep_alive_s: self.keep_alive_s,
+            application: grant.is_some_and(|grant| grant.client_type() == ClientType::Application),
+            username: grant.and_then(Grant::username).map(str::to_owned),
+            provider: grant.map(|grant| grant.provider().to_owned()),
+        }
     }
 
     /// Whether there is a session to go on with: one that outlived its connection, or would have.

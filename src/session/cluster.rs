@@ -9,7 +9,7 @@ use super::directory::Directory;
 use super::inbound::OpenId;
 use super::lifecycle;
 use super::registry::{Locked, Session};
-use super::rows::SessionRow;
+use super::rows::{Bid, SessionRow};
 use crate::mqtt::ClientId;
 use crate::storage::{AppendOutcome, Durability, Settled, Unwatched};
 use crate::telemetry::{clock, metrics, task};
@@ -38,6 +38,12 @@ pub(super) async fn run(context: Arc<Context>) {
         }
         for client_id in &news.clients {
             reconcile(&context, directory, client_id).await;
+        }
+        for (client_id, (epoch, bid)) in &news.bids {
+            let mut locked = context.registry.lock(client_id).await;
+            if locked.session().as_ref().is_some_and(|session| session.epoch == *epoch) {
+                lifecycle::obey(&context, client_id, &mut locked, *bid);
+            }
         }
         let changed = members.borrow_and_update().changed();
         if changed != seen {
@@ -100,6 +106,10 @@ fn adopt(
             false => 0,
         };
         row.offline_since_ms = Some(clock::wall_ms() + grace_ms);
+    }
+    if row.bid == Some(Bid::Remove) {
+        // Its node went before it could.
+        row.expiry_s = 0;
     }
     if row.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();

@@ -1,7 +1,7 @@
 //! All sessions of the cluster as the log tells of them (docs/decisions/008): who claimed which,
 //! where. Told by the thread that reads the log, in its order; all nodes come to the same answers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use super::census::{Census, Excess};
 use super::config::Config;
 use super::conn::End;
 use super::context::Context;
-use super::rows::{self, SessionRow};
+use super::rows::{self, Bid, SessionRow};
 use crate::delivery::{Slot, SlotView};
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::SubscriptionRow;
@@ -41,6 +41,8 @@ pub(super) struct Directory {
 #[derive(Debug, Default)]
 pub(super) struct News {
     pub(super) clients: BTreeSet<ClientId>,
+    /// What administrators of other nodes want of sessions of this one: at most one for each.
+    pub(super) bids: BTreeMap<ClientId, (u64, Bid)>,
     /// Rows of subscriptions that nobody needs.
     pub(super) garbage: Vec<Row>,
 }
@@ -199,6 +201,10 @@ impl Follower for Follow {
                 let connected = directory.is_connected(&now);
                 if let Some(slot) = context.slots.by_client(client_id.as_str()) {
                     slot.set_connected_elsewhere(connected);
+                }
+                if let Some(bid) = now.bid.filter(|_| directory.owns(&client_id, &now)) {
+                    directory.news.lock().bids.insert(client_id.clone(), (now.epoch, bid));
+                    directory.woken.notify_one();
                 }
                 directory.census.lock().update(&client_id, now);
             }

@@ -158,8 +158,9 @@ fn the_ledger_is_that_of_all_nodes() {
     nodes[0].eventually("a new row", |node| list(node, "")["totalCount"] == 1);
 }
 
-/// QUO-1, QUO-10: three nodes whose publishers ask for twice as much share one budget, also while one
-/// is killed and comes back: never more than the bucket had, and what the dead node had on lease.
+/// QUO-1, QUO-10: three nodes whose publishers ask for twice as much share one budget, also while
+/// one is killed and comes back: never more than the bucket had, and what the dead node had on
+/// lease.
 /// For `SLUICE_TESTS_QUOTA_SECONDS` (3); from 30 on also not less than 95 % of it.
 #[test]
 fn nodes_share_one_budget() {
