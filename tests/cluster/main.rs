@@ -11,6 +11,7 @@
 
 mod administration;
 mod application_nodes;
+mod cable;
 mod contract;
 #[path = "../crash/crew.rs"]
 mod crew;
@@ -20,6 +21,7 @@ mod health;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;
+mod partition;
 mod places;
 #[path = "../crash/publisher.rs"]
 mod publisher;
