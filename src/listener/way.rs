@@ -285,7 +285,8 @@ async fn encrypted(
     served: Served,
 ) -> Result<Stream, NotIn> {
     let accepted = tls::accept(stream, served, &way.turns).await;
-    let (stream, told) = accepted.map_err(|error| NotIn::at(tls::cause(&error), error))?;
+    let (stream, told, resumed) = accepted.map_err(|error| NotIn::at(tls::cause(&error), error))?;
+    way.door.shaken(resumed);
     peer.tls = Some(Arc::new(told));
     Ok(match &way.ws {
         Some(ws) => Stream::Wss(Box::new(upgraded(way, ws, peer, stream).await?)),

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// A kind of listener, under the name that its settings have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Door {
+    #[default]
     Tcp,
     Ssl,
     Ws,
@@ -41,6 +42,8 @@ const DOORS: usize = 5;
 const CAUSES: usize = 10;
 static ACCEPTED: [AtomicU64; DOORS] = [const { AtomicU64::new(0) }; DOORS];
 static OPEN: [AtomicI64; DOORS] = [const { AtomicI64::new(0) }; DOORS];
+/// TLS handshakes: full ones, and those that resumed a session.
+static SHAKEN: [[AtomicU64; 2]; DOORS] = [const { [const { AtomicU64::new(0) }; 2] }; DOORS];
 static TURNED: [[AtomicU64; CAUSES]; DOORS] =
     [const { [const { AtomicU64::new(0) }; CAUSES] }; DOORS];
 
@@ -65,6 +68,15 @@ impl Door {
 
     pub fn left(self) {
         OPEN[self as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A TLS handshake was carried through.
+    pub fn shaken(self, resumed: bool) {
+        SHAKEN[self as usize][usize::from(resumed)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn shaken_so_far(self, resumed: bool) -> u64 {
+        SHAKEN[self as usize][usize::from(resumed)].load(Ordering::Relaxed)
     }
 
     /// A connection ended before its CONNECT was complete.

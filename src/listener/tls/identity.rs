@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pkcs8::{EncryptedPrivateKeyInfoRef, SecretDocument};
+use pkcs8::der::{Decode, Encode};
+use pkcs8::spki::SubjectPublicKeyInfoRef;
+use pkcs8::{EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef, SecretDocument};
 use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -70,7 +72,8 @@ fn certify(
     key: PrivateKeyDer<'static>,
     provider: &CryptoProvider,
 ) -> Result<CertifiedKey, String> {
-    let key = provider.key_provider.load_private_key(key);
+    let whole = chain.first().and_then(|certificate| with_public_half(&key, certificate));
+    let key = provider.key_provider.load_private_key(whole.unwrap_or(key));
     let key = key.map_err(|fault| format!("a key that can't be used: {fault}"))?;
     let certified = CertifiedKey::new(chain, key);
     certified.keys_match().map_err(|fault| match fault {
@@ -78,6 +81,46 @@ fn certify(
         fault => format!("a certificate that can't be used: {fault}"),
     })?;
     Ok(certified)
+}
+
+/// A key on an elliptic curve without its public half, as Java's key stores give them out, with
+/// that of the certificate. `None`: it is none such.
+fn with_public_half(
+    key: &PrivateKeyDer<'_>,
+    certificate: &CertificateDer<'_>,
+) -> Option<PrivateKeyDer<'static>> {
+    let PrivateKeyDer::Pkcs8(key) = key else { return None };
+    let info = PrivateKeyInfoRef::try_from(key.secret_pkcs8_der()).ok()?;
+    // ECPrivateKey (RFC 5915): a version, the secret, and nothing behind it.
+    let [0x30, _, 2, 1, 1, 4, length, secret @ ..] = info.private_key.as_bytes() else {
+        return None;
+    };
+    if secret.len() != usize::from(*length) {
+        return None;
+    }
+    let certificate = ParsedCertificate::try_from(certificate).ok()?.subject_public_key_info();
+    let spki = SubjectPublicKeyInfoRef::from_der(&certificate).ok()?;
+    if spki.algorithm != info.algorithm {
+        return None;
+    }
+    let public = tlv(0x03, &[&[0], spki.subject_public_key.raw_bytes()]);
+    let own = tlv(0x30, &[&[2, 1, 1], &tlv(4, &[secret]), &tlv(0xA1, &[&public])]);
+    let algorithm = info.algorithm.to_der().ok()?;
+    let whole = tlv(0x30, &[&[2, 1, 0], &algorithm, &tlv(4, &[&own])]);
+    Some(PrivatePkcs8KeyDer::from(whole).into())
+}
+
+/// One value in DER.
+fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let content = parts.concat();
+    let length = content.len() as u16;
+    let [high, low] = length.to_be_bytes();
+    let head = match length {
+        0..0x80 => vec![tag, low],
+        0x80..0x100 => vec![tag, 0x81, low],
+        0x100.. => vec![tag, 0x82, high, low],
+    };
+    [head, content].concat()
 }
 
 /// PKCS#8 (also encrypted), PKCS#1 or SEC1, whichever comes first in the file.

@@ -16,6 +16,7 @@ use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use rustls::HandshakeKind;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -48,12 +49,13 @@ pub(super) fn texts(faults: &[TlsFault]) -> String {
     texts.collect::<Vec<String>>().join("; ")
 }
 
-/// Carries a handshake through, its computing in turn with others.
+/// Carries a handshake through, its computing in turn with others. Tells also whether it resumed
+/// an earlier one.
 pub(super) async fn accept(
     stream: TcpStream,
     served: Served,
     turns: &Semaphore,
-) -> io::Result<(Tls, TlsPeer)> {
+) -> io::Result<(Tls, TlsPeer, bool)> {
     let accept = pin!(TlsAcceptor::from(served.config).accept(Chunked::new(stream)));
     let stream = in_turn(accept, turns).await?;
     let session = stream.get_ref().1;
@@ -62,7 +64,8 @@ pub(super) async fn accept(
         server_name: session.server_name().map(Box::from),
         chain: served.anchors.path(chain),
     };
-    Ok((Tls(stream), peer))
+    let resumed = session.handshake_kind() == Some(HandshakeKind::Resumed);
+    Ok((Tls(stream), peer, resumed))
 }
 
 impl AsyncRead for Tls {

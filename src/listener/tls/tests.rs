@@ -149,7 +149,7 @@ async fn shake(server: Served, client: &Arc<ClientConfig>, name: &str) -> Shaken
     let address = listener.local_addr().unwrap();
     let serve = async {
         let (stream, _) = listener.accept().await.unwrap();
-        let (mut tls, peer) = accept(stream, server, &Semaphore::new(1)).await?;
+        let (mut tls, peer, _) = accept(stream, server, &Semaphore::new(1)).await?;
         let byte = tls.read_u8().await?;
         tls.write_u8(byte).await?;
         tls.flush().await?;
@@ -329,7 +329,8 @@ fn faults_of_files_are_named_together() {
 }
 
 /// Keys that OpenSSL wrote: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256` and
-/// `… genrsa 2048`, then `pkcs8 -topk8 -v2 aes256`, `rsa -traditional`, `ec` and so on.
+/// `… genrsa 2048`, then `pkcs8 -topk8 -v2 aes256`, `rsa -traditional`, `ec` and so on; and one as
+/// it comes out of a Java key store, without its public half.
 #[test]
 fn keys_are_read_in_every_form() {
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tls");
@@ -348,6 +349,7 @@ fn keys_are_read_in_every_form() {
     let good = [
         ("ec.pem", "ec_pkcs8.key"),
         ("ec.pem", "ec_sec1.key"),
+        ("ec.pem", "ec_java.key"),
         ("ec.pem", "ec_encrypted.key"),
         ("ec.pem", "ec_encrypted_scrypt.key"),
         ("ec.pem", "ec_encrypted_3des.key"),

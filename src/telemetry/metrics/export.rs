@@ -23,6 +23,10 @@ pub(super) const ACCEPTED: (&str, &str) =
     ("listenerConnections_total", "Connections accepted, by listener.");
 pub(super) const OPEN: (&str, &str) =
     ("listenerOpenConnections", "Connections open now, by listener, with a session or not yet.");
+pub(super) const SHAKEN: (&str, &str) = (
+    "listenerTlsHandshakes_total",
+    "TLS handshakes carried through, by listener and kind: full, or resumed from an earlier one.",
+);
 pub(super) const TURNED: (&str, &str) = (
     "listenerHandshakeFailures_total",
     "Connections that ended before their CONNECT was complete, by listener and cause.",
@@ -94,6 +98,7 @@ pub(super) fn families() -> Vec<Family> {
         (DROPPED_BY_REASON, counter, vec!["reason", "direction"]),
         (ACCEPTED, counter, vec!["listener"]),
         (OPEN, gauge, vec!["listener"]),
+        (SHAKEN, counter, vec!["listener", "kind"]),
         (TURNED, counter, vec!["listener", "cause"]),
     ] {
         families.push(Family { name, help, kind, labels, series: vec![] });
@@ -171,6 +176,14 @@ fn metrics_of(family: &Family) -> Vec<proto::Metric> {
             out
         };
         return Door::ALL.map(one).into();
+    }
+    if family.name == SHAKEN.0 {
+        let one = |door: Door, kind, resumed| {
+            counter(&[("listener", door.text()), ("kind", kind)], door.shaken_so_far(resumed))
+        };
+        let doors = [Door::Ssl, Door::Wss].into_iter();
+        let of_door = |door| [one(door, "full", false), one(door, "resumed", true)];
+        return doors.flat_map(of_door).collect();
     }
     if family.name == TURNED.0 {
         let one = |door: Door, why: Turned| {
