@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use super::{Fault, Node};
 use crate::config::Config;
 use crate::security::{Anonymous, FirstAdministrator};
+use crate::telemetry::Door;
 
 /// Makes what is missing, and tells an operator loudly who gets in without proof.
 pub(super) async fn prepare(node: &Node, config: &Config) -> Result<(), Fault> {
@@ -16,8 +17,23 @@ pub(super) async fn prepare(node: &Node, config: &Config) -> Result<(), Fault> {
     let listener = &config.listener;
     let doors = [&listener.tcp, &listener.ssl, &listener.ws, &listener.wss];
     let near = doors.into_iter().flatten().all(|door| door.bind.ip().is_loopback());
+    let open = [listener.tcp.is_some(), listener.ssl.is_some(), listener.ws.is_some()]
+        .into_iter()
+        .chain([listener.wss.is_some(), listener.unix.is_some()]);
+    let open = Door::ALL.into_iter().zip(open).filter(|(_, open)| *open).map(|(door, _)| door);
+    let (own, others): (Vec<Door>, Vec<Door>) =
+        open.partition(|door| security.anonymous_at.contains_key(door));
+    for door in own {
+        let listener = door.text();
+        if security.anonymous_at.get(&door) == Some(&Anonymous::Allowed) {
+            tracing::warn!(
+                "ANONYMOUS ACCESS: every client that proves nothing may come in by \
+                 listener.{listener} (listener.{listener}.allow_anonymous)"
+            );
+        }
+    }
     match security.anonymous {
-        _ if proves => {}
+        _ if proves || others.is_empty() => {}
         Anonymous::Refused => tracing::warn!("no client can come in: no provider is on"),
         Anonymous::Allowed => tracing::warn!(
             "ANONYMOUS ACCESS: every client may publish and subscribe to everything \

@@ -11,24 +11,38 @@ use crate::security::{
     AccountsConfig, Anonymous, Config, HashingConfig, HttpConfig, JwtConfig, ProviderName,
     ServiceConfig,
 };
+use crate::telemetry::Door;
 
 const KEY_SET_TIMEOUT: Duration = Duration::from_secs(5);
 const KEY_SET_BYTES: usize = 256 * KB;
+const ANONYMOUS_AT: [(Door, &str); 5] = [
+    (Door::Tcp, "listener.tcp.allow_anonymous"),
+    (Door::Ssl, "listener.ssl.allow_anonymous"),
+    (Door::Ws, "listener.ws.allow_anonymous"),
+    (Door::Wss, "listener.wss.allow_anonymous"),
+    (Door::Unix, "listener.unix.allow_anonymous"),
+];
 const YEAR_S: u64 = 365 * 24 * 3600;
 /// As many bytes as the hash that signs.
 const SIGNING_KEY_BYTES: usize = 64;
 
 pub(super) fn read(r: &mut Reader<'_>) -> Config {
-    let anonymous = match r.choice("security.allow-anonymous", &["loopback", "true", "false"]) {
-        0 => Anonymous::Loopback,
-        1 => Anonymous::Allowed,
-        _ => Anonymous::Refused,
+    let form = "loopback, true or false";
+    let anonymous = r.read("security.allow-anonymous", form.into(), anonymous_of);
+    let form = "loopback, true, false or empty";
+    let mut own = |key| {
+        let parse =
+            |text: &str| if text.is_empty() { Some(None) } else { anonymous_of(text).map(Some) };
+        r.read(key, form.into(), parse)
     };
+    let at = ANONYMOUS_AT.into_iter().filter_map(|(door, key)| Some((door, own(key)?)));
+    let anonymous_at = at.collect();
     let kept_min = r.number("mqtt.blocked-client.cleanup.ttl", "min", 0..=5_256_000);
     let config = Config {
         order: order(r),
         scram: r.flag("security.mqtt.scram.enabled"),
         anonymous,
+        anonymous_at,
         credentials_file: path(r, "security.credentials-file"),
         jwt: jwt(r),
         http: http(r),
@@ -61,6 +75,15 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
         }
     }
     config
+}
+
+fn anonymous_of(text: &str) -> Option<Anonymous> {
+    match text.to_ascii_lowercase().as_str() {
+        "loopback" => Some(Anonymous::Loopback),
+        "true" => Some(Anonymous::Allowed),
+        "false" => Some(Anonymous::Refused),
+        _ => None,
+    }
 }
 
 fn order(r: &mut Reader<'_>) -> Vec<ProviderName> {
@@ -104,9 +127,17 @@ fn jwt(r: &mut Reader<'_>) -> JwtConfig {
 fn key_set(r: &mut Reader<'_>) -> Option<ServiceConfig> {
     let url = r.text("security.mqtt.jwt.jwks-url");
     let ca_file = path(r, "security.mqtt.jwt.jwks-ca-file");
+    let cert_file = path(r, "security.mqtt.jwt.jwks-cert-file");
+    let key_file = path(r, "security.mqtt.jwt.jwks-key-file");
+    let username = r.text("security.mqtt.jwt.jwks-username");
+    let password = r.secret("security.mqtt.jwt.jwks-password").unwrap_or_default();
+    let headers = r.pairs("security.mqtt.jwt.jwks-headers");
     url.map(|url| ServiceConfig {
         url: url.to_owned(),
         ca_file,
+        identity: cert_file.zip(key_file),
+        basic: username.map(|username| (username.to_owned(), password.to_owned())),
+        headers,
         timeout: KEY_SET_TIMEOUT,
         max_answer_bytes: KEY_SET_BYTES,
         ..ServiceConfig::default()

@@ -56,7 +56,7 @@ impl Security {
         if self.config.order.is_empty() && !self.config.scram {
             return self.stranger(attempt.peer).map(|()| None);
         }
-        if bare && self.config.anonymous == Anonymous::Allowed {
+        if bare && self.config.anonymous_by(attempt.peer.door) == Anonymous::Allowed {
             return Ok(None);
         }
         let (mut said, mut away) = (Vec::new(), false);
@@ -95,7 +95,7 @@ impl Security {
     fn stranger(&self, peer: &Peer) -> Result<(), Refused> {
         let near = peer.address.is_none_or(|address| address.to_canonical().is_loopback());
         let refused = |why: &str| Err(Refused::new(ReasonCode::NotAuthorized, why));
-        match self.config.anonymous {
+        match self.config.anonymous_by(peer.door) {
             Anonymous::Allowed => Ok(()),
             Anonymous::Loopback if near => Ok(()),
             Anonymous::Refused => refused("no provider is on, and anonymous clients are refused"),

@@ -1,10 +1,12 @@
 //! What an operator decides about who may come in.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::http::ServiceConfig;
+use crate::telemetry::Door;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -13,6 +15,8 @@ pub struct Config {
     /// Whether SCRAM is offered to clients that ask for it by their authentication method.
     pub scram: bool,
     pub anonymous: Anonymous,
+    /// Listeners that have their own word on that.
+    pub anonymous_at: BTreeMap<Door, Anonymous>,
     /// Credentials that are put in force at each start.
     pub credentials_file: Option<PathBuf>,
     pub jwt: JwtConfig,
@@ -25,6 +29,13 @@ pub struct Config {
     pub blocked_kept: Duration,
 }
 
+impl Config {
+    /// Who gets in by this listener without proving anything.
+    pub(super) fn anonymous_by(&self, door: Door) -> Anonymous {
+        self.anonymous_at.get(&door).copied().unwrap_or(self.anonymous)
+    }
+}
+
 /// Nobody is asked for anything: for tests, which bring their own clients.
 impl Default for Config {
     fn default() -> Self {
@@ -32,6 +43,7 @@ impl Default for Config {
             order: Vec::new(),
             scram: false,
             anonymous: Anonymous::Loopback,
+            anonymous_at: BTreeMap::new(),
             credentials_file: None,
             jwt: JwtConfig::default(),
             http: HttpConfig::default(),

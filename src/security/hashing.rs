@@ -22,6 +22,9 @@ use super::credential::random;
 use crate::limits;
 use crate::telemetry::metrics;
 
+/// Of the threads that check; the others have 0.
+const NICENESS: i32 = 5;
+
 /// The work could not be done now: the queue is full, or it took too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
@@ -228,6 +231,12 @@ impl std::fmt::Debug for Pool {
 
 fn work_on(queue: &(Mutex<Queue>, Condvar)) {
     let (queue, work_there_is) = queue;
+    // Who is in goes before who wants in: on a machine that is busy with checks, the network's
+    // threads get their turn first. (Here the calling thread's; where that is refused, all are
+    // equal.)
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "password checks have no lower priority");
+    }
     loop {
         let job = {
             let mut queue = queue.lock();

@@ -10,10 +10,12 @@ use super::credential::ClientType;
 use super::rules::{AuthRules, Rights};
 use super::template::Who;
 use crate::mqtt::ReasonCode;
+use crate::telemetry::Door;
 
 /// What a listener knows of a connection before its first packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
+    pub door: Door,
     /// The client's own address, behind a trusted proxy too. `None`: it comes by no network, and
     /// is taken for one of this machine.
     pub address: Option<IpAddr>,

@@ -21,6 +21,8 @@ pub(super) struct Credentials {
     /// Credentials whose connections have to be looked at, with the state before: at most one for
     /// each credential.
     changed: Mutex<HashMap<Arc<str>, Option<Arc<Credential>>, ahash::RandomState>>,
+    /// Held by who acts on them, to the end: nobody says that a change acts while it does not yet.
+    acting: Mutex<()>,
     pub(super) news: Notify,
 }
 
@@ -159,6 +161,7 @@ impl Credentials {
     /// Applies what has changed to the connections that rest on it. Compiles expressions, so it is
     /// not for a network thread. `true`: something ended.
     pub(super) fn act_on_live(&self) -> bool {
+        let _turn = self.acting.lock();
         let changed = std::mem::take(&mut *self.changed.lock());
         let mut any = false;
         for (id, old) in changed {
@@ -205,5 +208,65 @@ impl Follower for Credentials {
         if let Err(error) = self.load(value) {
             tracing::error!(%error, "a credential's row was not understood");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::credential::{Basic, ClientType, Proof};
+    use super::super::identity::Identity;
+    use super::super::rules::AuthRules;
+    use super::*;
+
+    fn credential(topic: &str) -> Arc<Credential> {
+        // Slow to compile, so that two who act meet.
+        let rules = (0..32).map(|number| format!("{topic}/([a-z]{{1,20}}/){{1,3}}{number}"));
+        let rules = rules.chain([topic.to_owned()]).collect();
+        Arc::new(Credential {
+            id: "id".into(),
+            name: "name".into(),
+            created_ms: 0,
+            client_type: ClientType::Device,
+            proof: Proof::Basic(Basic {
+                client_id: None,
+                username: Some("u".into()),
+                password: None,
+                rules: AuthRules { publish: Some(rules), ..AuthRules::default() },
+            }),
+        })
+    }
+
+    fn grant(credential: &Credential) -> Arc<Grant> {
+        let identity = Identity {
+            provider: "MQTT_BASIC",
+            client_type: ClientType::Device,
+            credential: Some(Arc::clone(&credential.id)),
+            rules: credential.rules(None),
+            username: Some("u".into()),
+            cn: None,
+            expires_at_ms: None,
+        };
+        Grant::new(identity, "c").expect("good rules")
+    }
+
+    /// TBMQ-195: who changes a credential is answered when the change acts on all connections, also
+    /// when somebody else has begun to make it act.
+    #[test]
+    fn a_change_acts_before_anybody_says_so() {
+        let (credentials, old) = (Arc::new(Credentials::default()), credential("old"));
+        credentials.set(Arc::clone(&old));
+        credentials.act_on_live();
+        let grants: Vec<Arc<Grant>> = (0..8).map(|_| grant(&old)).collect();
+        grants.iter().for_each(|grant| credentials.watch(grant, &old));
+        assert!(grants.iter().all(|grant| grant.may_publish("old")));
+        credentials.set(credential("new"));
+        let other = Arc::clone(&credentials);
+        let first = std::thread::spawn(move || other.act_on_live());
+        while !credentials.changed.lock().is_empty() {
+            std::thread::yield_now();
+        }
+        credentials.act_on_live();
+        assert!(grants.iter().all(|grant| grant.may_publish("new") && !grant.may_publish("old")));
+        assert!(first.join().expect("it acts"));
     }
 }

@@ -41,6 +41,7 @@ pub(super) struct Wire<'w, R, W> {
 pub(super) fn proof(peer: &Peer) -> security::Peer {
     let chain = peer.tls.as_ref().map(|tls| tls.chain.as_slice()).unwrap_or_default();
     security::Peer {
+        door: peer.door,
         address: peer.address.map(|address| address.ip()),
         secure: peer.tls.is_some(),
         certificate: ClientCertificate::of_chain(chain).map(Arc::new),

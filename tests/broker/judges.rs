@@ -89,6 +89,19 @@ fn a_service_judges_clients() {
     assert!(shown.contains(counted), "{shown}");
 }
 
+/// Who is blocked is refused before anybody is asked about him.
+#[test]
+fn nobody_is_asked_about_a_blocked_client() {
+    let web = Web::open(|_| (200, String::new()));
+    let broker = asking(&url(&web)).start();
+    let block = json!({ "type": "USERNAME", "value": "blocked" });
+    Operator::login(&broker).post("/api/blockedClient", &block).ok();
+    refused(&broker, &user("blocked"), 0x8A);
+    Client::connect(&broker, &user("other")).disconnect();
+    let asked: Vec<String> = web.asked().into_iter().map(|asked| asked.body).collect();
+    assert!(asked.len() == 1 && !asked[0].contains("blocked"), "{asked:?}");
+}
+
 /// Placeholders in the URL and the body are filled, and stay values; the answer for the same proof
 /// is remembered, and for no other.
 #[test]

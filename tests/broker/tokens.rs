@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
 use serde_json::{Value, json};
 
+use crate::authority::Authority;
 use crate::credentials::{now_ms, refused};
 use crate::support::{Broker, Client, Connect, Packet, Start};
 use crate::web::Web;
@@ -195,4 +196,56 @@ fn a_set_that_is_not_there_yet_is_waited_for() {
     let set = serde_json::to_string(&JwkSet { keys: vec![issuer.public()] }).unwrap();
     let _web = Web::open_at(port, move |_| (200, set.clone()));
     broker.eventually("the first set", |broker| lets_in(broker, issuer.token(&claims)));
+}
+
+/// Over TLS keys come only from the server that is meant, which is shown who asks; what anybody
+/// else gives is no set, also when it takes the place of one that was had.
+#[test]
+fn a_set_over_tls_comes_from_the_right_server_only() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (good, forged) =
+        (Issuer::new(Algorithm::ES256, Some("k")), Issuer::new(Algorithm::ES256, Some("new")));
+    let set =
+        |issuer: &Issuer| serde_json::to_string(&JwkSet { keys: vec![issuer.public()] }).unwrap();
+    let claims = json!({ "sub": "c", "exp": in_seconds(600) });
+    let device = ours.device("the broker", 5);
+    let start = start()
+        .env("SECURITY_MQTT_JWT_JWKS_REFRESH_MS", 1000)
+        .env("SECURITY_MQTT_JWT_JWKS_CA_FILE", ours.path("ca.pem").display())
+        .env("SECURITY_MQTT_JWT_JWKS_CERT_FILE", ours.write("own.pem", &device.pem).display())
+        .env(
+            "SECURITY_MQTT_JWT_JWKS_KEY_FILE",
+            ours.write("own_key.pem", &device.key.serialize_pem()).display(),
+        )
+        .env("SECURITY_MQTT_JWT_JWKS_USERNAME", "broker")
+        .env("SECURITY_MQTT_JWT_JWKS_PASSWORD", "service-secret")
+        .env("SECURITY_MQTT_JWT_JWKS_HEADERS", "X-Tenant:blue")
+        .allow_log("the keys for tokens could not be had");
+    let first = set(&good);
+    let web = Web::encrypted(&ours, move |_| (200, first.clone()));
+    let port = web.port();
+    let url = format!("https://localhost:{port}/keys");
+    let broker = start.clone().env("SECURITY_MQTT_JWT_JWKS_URL", &url).start();
+    Client::connect(&broker, &with(good.token(&claims))).disconnect();
+    let asked = web.asked().remove(0);
+    assert_eq!(asked.line, "GET /keys HTTP/1.1");
+    assert_eq!(asked.header("authorization"), Some("Basic YnJva2VyOnNlcnZpY2Utc2VjcmV0"));
+    assert_eq!(asked.header("x-tenant"), Some("blue"));
+    drop(web);
+    // Somebody else at its address: his certificate is another authority's.
+    let second = set(&forged);
+    let web = Web::encrypted_at(port, &theirs, move |_| (200, second.clone()));
+    broker.eventually("the other one was tried", |_| web.connections() > 1);
+    refused(&broker, &with(forged.token(&claims)), 0x86);
+    Client::connect(&broker, &with(good.token(&claims))).disconnect();
+    assert!(web.asked().is_empty(), "nobody asked him anything");
+    let log = broker.log();
+    assert!(log.contains("invalid peer certificate") && !log.contains("service-secret"), "{log}");
+    // A start on it: no set was ever had. And one that trusts nobody we know of.
+    let broker = start.clone().env("SECURITY_MQTT_JWT_JWKS_URL", &url).start();
+    refused(&broker, &with(forged.token(&claims)), 0x88);
+    let missing = start.env("SECURITY_MQTT_JWT_JWKS_URL", &url);
+    let missing = missing.env("SECURITY_MQTT_JWT_JWKS_CA_FILE", "missing.pem");
+    let Err((status, log)) = missing.try_start() else { panic!("it started") };
+    assert!(status.code() == Some(2) && log.contains("jwks-url: missing.pem"), "{log}");
 }

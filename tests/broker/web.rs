@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
@@ -12,6 +13,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::authority::Authority;
+use crate::support::PATIENCE;
 
 /// One request as it came.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +65,15 @@ impl Web {
         authority: &Authority,
         answers: impl Fn(&Asked) -> (u16, String) + Send + Sync + 'static,
     ) -> Web {
+        Web::encrypted_at(0, authority, answers)
+    }
+
+    /// The same at a port that was in use before.
+    pub(crate) fn encrypted_at(
+        port: u16,
+        authority: &Authority,
+        answers: impl Fn(&Asked) -> (u16, String) + Send + Sync + 'static,
+    ) -> Web {
         let (own, mut roots) = (authority.server(), RootCertStore::empty());
         roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -76,11 +87,19 @@ impl Web {
             .with_client_cert_verifier(verifier.build().unwrap())
             .with_single_cert(chain, key)
             .unwrap();
-        Web::begin(0, Some(Arc::new(config)), Box::new(answers))
+        Web::begin(port, Some(Arc::new(config)), Box::new(answers))
     }
 
     fn begin(port: u16, tls: Option<Arc<ServerConfig>>, answers: Box<Answers>) -> Web {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        // Who had the port before may not quite be gone.
+        let deadline = Instant::now() + PATIENCE;
+        let listener = loop {
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+                Err(error) if Instant::now() > deadline => panic!("port {port}: {error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                Ok(listener) => break listener,
+            }
+        };
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared {
             answers,
