@@ -2,6 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
+use super::carrier::CarrierArgs;
+
 /// Who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pattern {
@@ -27,12 +29,14 @@ pub struct BenchArgs {
     /// Broker's host name or address.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
-    /// Broker's plain TCP port.
-    #[arg(long, default_value_t = 1883)]
-    pub port: u16,
+    /// Broker's port; default: 1883, with --tls 8883, with --ws 8084, with --wss 8085.
+    #[arg(long)]
+    pub port: Option<u16>,
     /// Another port for subscribers: that of another node of the cluster.
     #[arg(long)]
     pub subs_port: Option<u16>,
+    #[command(flatten)]
+    pub carrier: CarrierArgs,
     /// QoS of the messages and of the subscriptions.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub qos: u8,
@@ -72,6 +76,9 @@ pub struct BenchArgs {
     /// Number of subscribers, where it is not --clients.
     #[arg(long)]
     pub subs: Option<u32>,
+    /// Churn ends each connection behind its handshake (TLS, WebSocket), without CONNECT.
+    #[arg(long)]
+    pub no_mqtt: bool,
     /// Idle connections also hold a subscription each.
     #[arg(long)]
     pub subscribe: bool,
@@ -84,10 +91,10 @@ pub struct BenchArgs {
     /// A process whose CPU time and memory are reported (repeatable).
     #[arg(long = "pid")]
     pub pids: Vec<u32>,
-    /// User name for CONNECT.
+    /// User name for CONNECT; %i in it is the connection's number among its kind, from 0 on.
     #[arg(long)]
     pub username: Option<String>,
-    /// Password for CONNECT; needs --username.
+    /// Password for CONNECT, with %i likewise; needs --username.
     #[arg(long, requires = "username")]
     pub password: Option<String>,
     /// Threads of the generator, each with an event loop of its own.
@@ -124,6 +131,12 @@ impl BenchArgs {
         match self.pattern {
             Pattern::P2p if self.pair_count().is_none() => {
                 Some("p2p has as many publishers as subscribers: give --clients".to_owned())
+            }
+            Pattern::P2p | Pattern::FanIn | Pattern::FanOut | Pattern::Idle if self.no_mqtt => {
+                Some("--no-mqtt is for churn".to_owned())
+            }
+            Pattern::Churn if self.no_mqtt && self.carrier.name() == "tcp" => {
+                Some("--no-mqtt needs --tls, --ws or --wss: TCP has no handshake of its own".into())
             }
             Pattern::Idle | Pattern::Churn if self.pubs.is_some() || self.subs.is_some() => {
                 Some("idle and churn take --clients, not --pubs or --subs".to_owned())
@@ -185,9 +198,14 @@ mod tests {
         assert!(parse(&["p2p", "--pubs", "2", "--subs", "3"]).unwrap().fault().is_some());
         assert!(parse(&["idle", "--subs", "3"]).unwrap().fault().is_some());
         assert!(parse(&["--topic-prefix", "a/#"]).unwrap().fault().is_some());
+        assert!(parse(&["p2p", "--tls", "--no-mqtt"]).unwrap().fault().is_some());
+        assert!(parse(&["churn", "--no-mqtt"]).unwrap().fault().is_some());
+        assert!(parse(&["churn", "--tls", "--no-mqtt"]).unwrap().fault().is_none());
         assert!(parse(&["--password", "x"]).is_err());
         assert!(parse(&["--payload", "23"]).is_err());
         assert!(parse(&["--v", "3"]).is_err());
+        assert!(parse(&["--tls", "--ws"]).is_err() && parse(&["--ws", "--wss"]).is_err());
+        assert!(parse(&["--tls", "--cert-file", "x"]).is_err());
         assert!(parse(&[]).unwrap().fault().is_none());
     }
 }

@@ -1,13 +1,15 @@
 //! One connection: its socket, and what is left over between two turns of the event loop.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::carrier::Carrier;
 use super::plan::Role;
 use super::publisher::Publisher;
 use super::subscriber::Subscriber;
+use super::wire::Wire;
 
 /// Unsent acknowledgements at which a connection stops reading until they are sent.
 const UNSENT_MAX: usize = 1 << 20;
@@ -16,10 +18,12 @@ const UNSENT_MAX: usize = 1 << 20;
 pub(super) enum Stage {
     Closed,
     Connecting,
+    /// TLS and the upgrade are under way, if the run has them.
+    Shaking,
     AwaitConnack,
     AwaitSuback,
     Ready,
-    /// DISCONNECT is sent (churn); the broker's close is due.
+    /// DISCONNECT or its like is sent (churn); the broker's close is due.
     Leaving,
 }
 
@@ -53,7 +57,7 @@ pub(super) struct Conn {
     pub(super) last_write_ns: u64,
     /// Silence after which a PINGREQ goes out; 0 is never.
     pub(super) ping_after_ns: u64,
-    socket: Option<TcpStream>,
+    wire: Option<Wire>,
     partial: Vec<u8>,
     unsent: Vec<u8>,
     unsent_at: usize,
@@ -72,7 +76,7 @@ impl Conn {
             opened_ns: 0,
             last_write_ns: 0,
             ping_after_ns: 0,
-            socket: None,
+            wire: None,
             partial: Vec::new(),
             unsent: Vec::new(),
             unsent_at: 0,
@@ -80,7 +84,12 @@ impl Conn {
     }
 
     /// Begins to connect; the socket is writable when it stands.
-    pub(super) fn open(&mut self, target: SocketAddr, now_ns: u64) -> io::Result<&TcpStream> {
+    pub(super) fn open(
+        &mut self,
+        target: SocketAddr,
+        carrier: &Carrier,
+        now_ns: u64,
+    ) -> io::Result<&TcpStream> {
         let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
@@ -90,19 +99,46 @@ impl Conn {
                 if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
             Err(error) => return Err(error),
         }
+        let wire = Wire::new(socket.into(), carrier)?;
         self.close();
         self.stage = Stage::Connecting;
         (self.opened_ns, self.last_write_ns) = (now_ns, now_ns);
-        Ok(self.socket.insert(socket.into()))
+        Ok(self.wire.insert(wire).socket())
     }
 
     /// Whether the TCP connection failed, once it is writable.
     pub(super) fn connect_error(&self) -> Option<io::Error> {
-        self.socket.as_ref().and_then(|socket| socket.take_error().unwrap_or_else(Some))
+        let socket = self.wire.as_ref()?.socket();
+        socket.take_error().unwrap_or_else(Some)
+    }
+
+    /// Says what comes before MQTT, once the socket stands.
+    pub(super) fn shake(&mut self) -> io::Result<()> {
+        self.stage = Stage::Shaking;
+        let Some(wire) = &mut self.wire else { return Ok(()) };
+        wire.begin()?;
+        self.writable = !wire.has_unsent();
+        Ok(())
+    }
+
+    /// Whether MQTT may begin.
+    pub(super) fn is_open(&self) -> bool {
+        self.wire.as_ref().is_some_and(Wire::is_open)
+    }
+
+    /// Ends it behind its handshake; the broker's close is due.
+    pub(super) fn leave(&mut self) -> io::Result<()> {
+        self.stage = Stage::Leaving;
+        self.wire.as_mut().map_or(Ok(()), Wire::leave)
+    }
+
+    /// Of its TLS, if any: whether it resumed a session.
+    pub(super) fn resumed(&self) -> Option<bool> {
+        self.wire.as_ref()?.resumed()
     }
 
     pub(super) fn close(&mut self) {
-        self.socket = None;
+        self.wire = None;
         self.stage = Stage::Closed;
         (self.readable, self.writable, self.ended) = (false, false, false);
         self.partial.clear();
@@ -111,7 +147,7 @@ impl Conn {
     }
 
     pub(super) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+        !self.unsent.is_empty() || self.wire.as_ref().is_some_and(Wire::has_unsent)
     }
 
     fn choked(&self) -> bool {
@@ -127,17 +163,16 @@ impl Conn {
     /// One read, if there may be something. The edge is taken as used up when the buffer was
     /// not filled, which saves the read that would say so.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Inflow> {
-        let Some(mut socket) = self.socket.as_ref() else { return Ok(Inflow::Nothing) };
         if !self.readable || self.choked() {
             return Ok(Inflow::Nothing);
         }
+        let Some(wire) = &mut self.wire else { return Ok(Inflow::Nothing) };
         let kept = self.partial.len();
         let room = &mut buffer[kept..];
-        let wanted = room.len();
-        match socket.read(room) {
+        match wire.read(room) {
             Ok(0) => Ok(Inflow::End),
             Ok(count) => {
-                self.readable = count == wanted || self.ended;
+                self.readable = wire.may_have_more() || self.ended;
                 buffer[..kept].copy_from_slice(&self.partial);
                 self.partial.clear();
                 Ok(Inflow::Bytes(kept + count))
@@ -179,13 +214,14 @@ impl Conn {
     }
 
     fn push(&mut self, bytes: &[u8], now_ns: u64) -> io::Result<usize> {
-        let Some(mut socket) = self.socket.as_ref() else { return Ok(bytes.len()) };
-        if !self.writable || bytes.is_empty() {
+        let Some(wire) = &mut self.wire else { return Ok(bytes.len()) };
+        if !self.writable || (bytes.is_empty() && !wire.has_unsent()) {
             return Ok(0);
         }
-        match socket.write(bytes) {
+        let written = if bytes.is_empty() { wire.flush().map(|()| 0) } else { wire.write(bytes) };
+        match written {
             Ok(count) => {
-                self.writable = count == bytes.len();
+                self.writable = count == bytes.len() && !wire.has_unsent();
                 self.last_write_ns = now_ns;
                 Ok(count)
             }

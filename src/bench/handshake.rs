@@ -33,8 +33,9 @@ fn encoded(write: impl FnOnce(&mut BytesMut) -> Result<usize, mqttbytes::Error>)
 /// CONNECT of one connection; `clean` also removes a session that is there.
 pub(super) fn connect(plan: &Plan, role: Role, clean: bool) -> Vec<u8> {
     let client_id = plan.client_id(role);
-    let user = plan.args.username.clone();
-    let password = plan.args.password.clone().unwrap_or_default();
+    let personal = |text: &String| plan.personal(role, text);
+    let user = plan.args.username.as_ref().map(personal);
+    let password = plan.args.password.as_ref().map(personal).unwrap_or_default();
     match plan.version {
         Version::V4 => {
             let mut packet = v4::Connect::new(client_id);

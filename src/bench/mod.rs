@@ -15,6 +15,8 @@
 
 mod args;
 
+mod carrier;
+
 mod plan;
 
 mod frame;
@@ -33,11 +35,15 @@ mod churn;
 
 mod conn;
 
+mod wire;
+
 mod poller;
 
 mod run_state;
 
 mod tally;
+
+mod tickets;
 
 mod worker;
 

@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use super::args::{BenchArgs, Pattern};
+use super::carrier::Carrier;
 
 /// The part one connection plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,7 @@ pub(super) struct Plan {
     pub(super) args: BenchArgs,
     target: SocketAddr,
     subs_target: SocketAddr,
+    pub(super) carrier: Carrier,
     pub(super) version: Version,
     /// Fresh for each run and part of every payload, so that a message of an earlier run is
     /// told apart from ours.
@@ -38,16 +40,18 @@ impl Plan {
         if let Some(fault) = args.fault() {
             return Err(fault);
         }
-        let target = (args.host.as_str(), args.port)
+        let carrier = args.carrier.carrier(&args.host)?;
+        let port = args.port.unwrap_or(args.carrier.default_port());
+        let target = (args.host.as_str(), port)
             .to_socket_addrs()
             .map_err(|error| format!("{}: {error}", args.host))?
             .next()
             .ok_or_else(|| format!("{} has no address", args.host))?;
         let mut subs_target = target;
-        subs_target.set_port(args.subs_port.unwrap_or(args.port));
+        subs_target.set_port(args.subs_port.unwrap_or(port));
         let (pubs, subs) = args.crowd();
         let version = if args.version == 5 { Version::V5 } else { Version::V4 };
-        Ok(Plan { args, target, subs_target, version, run_tag, pubs, subs })
+        Ok(Plan { args, target, subs_target, carrier, version, run_tag, pubs, subs })
     }
 
     /// Where a connection goes to.
@@ -129,6 +133,12 @@ impl Plan {
             Role::Idle(n) => format!("{prefix}-{tag:08x}-i{n}"),
             Role::Churn(n) => format!("{prefix}-{tag:08x}-c{n}"),
         }
+    }
+
+    /// A user name or password as this connection brings it.
+    pub(super) fn personal(&self, role: Role, text: &str) -> String {
+        let (Role::Publisher(n) | Role::Subscriber(n) | Role::Idle(n) | Role::Churn(n)) = role;
+        text.replace("%i", &n.to_string())
     }
 
     /// The filter that this connection subscribes to after CONNACK, if any.

@@ -40,6 +40,8 @@ pub(super) struct Process {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pattern: String,
+    /// tcp, tls, ws or wss.
+    transport: &'static str,
     publishers: u32,
     subscribers: u32,
     qos: u8,
@@ -98,6 +100,7 @@ impl Report {
         });
         Report {
             pattern: format!("{:?}", args.pattern).to_lowercase(),
+            transport: args.carrier.name(),
             publishers: plan.pubs,
             subscribers: plan.subs,
             qos: args.qos,
@@ -187,6 +190,10 @@ impl Report {
             totals.foreign,
             totals.closed,
         )?;
+        if totals.tls_full + totals.tls_resumed > 0 {
+            let (full, resumed) = (totals.tls_full, totals.tls_resumed);
+            writeln!(out, "TLS handshakes: {full} full, {resumed} resumed")?;
+        }
         if totals.downgrade > 0 {
             writeln!(out, "the broker granted a QoS lower by {}", totals.downgrade)?;
         }
@@ -221,8 +228,9 @@ impl fmt::Display for Report {
         let rate = if self.rate > 0 { format!("{}/s", self.rate) } else { "unthrottled".into() };
         writeln!(
             out,
-            "{} {} -> {}, QoS {}, {} B, {rate}, MQTT {}{}, {} s",
+            "{} over {} {} -> {}, QoS {}, {} B, {rate}, MQTT {}{}, {} s",
             self.pattern,
+            self.transport,
             self.publishers,
             self.subscribers,
             self.qos,

@@ -1,12 +1,15 @@
 //! Removes the sessions that a persistent run left in the broker.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::frame;
 use super::handshake;
 use super::plan::{Plan, Role};
+use super::wire::Wire;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -22,10 +25,22 @@ pub(super) fn remove(plan: &Plan) {
 }
 
 fn remove_one(plan: &Plan, role: Role) -> io::Result<()> {
-    let mut socket = TcpStream::connect_timeout(&plan.target(role), PATIENCE)?;
+    let socket = TcpStream::connect_timeout(&plan.target(role), PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
-    socket.write_all(&handshake::connect(plan, role, true))?;
+    let mut wire = Wire::new(socket, &plan.carrier)?;
+    let mut answer = [0; 64];
+    wire.begin()?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut hear = |wire: &mut Wire| match wire.read(&mut answer) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => Ok(0),
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        heard => heard,
+    };
+    while !wire.is_open() {
+        hear(&mut wire)?;
+    }
+    wire.write(&handshake::connect(plan, role, true))?;
     // Any answer will do: the session is gone before CONNACK leaves.
-    socket.read_exact(&mut [0])?;
-    socket.write_all(&frame::DISCONNECT)
+    while hear(&mut wire)? == 0 {}
+    wire.write(&frame::DISCONNECT).map(|_| ())
 }

@@ -81,6 +81,10 @@ counters! {
     order_faults,
     /// Not one of this run's messages.
     foreign,
+    /// TLS handshakes from the first stone on.
+    tls_full,
+    /// TLS handshakes that resumed a session.
+    tls_resumed,
     /// Connect cycles (churn) completed in the measured window.
     cycles_window,
     /// Lowest QoS granted to a subscription, as 2 - QoS, so that 0 is the best.

@@ -207,8 +207,8 @@ impl<'a> Worker<'a> {
     }
 
     fn open(&mut self, at: u32, now_ns: u64) -> io::Result<()> {
-        let conn = &mut self.conns[at as usize];
-        match conn.open(self.run.plan.target(conn.role), now_ns) {
+        let (plan, conn) = (&self.run.plan, &mut self.conns[at as usize]);
+        match conn.open(plan.target(conn.role), &plan.carrier, now_ns) {
             Ok(socket) => {
                 self.opening += 1;
                 self.poller.add(socket, at)
@@ -248,17 +248,22 @@ impl<'a> Worker<'a> {
                 if let Some(error) = conn.connect_error() {
                     return Err(format!("connect: {error}"));
                 }
-                let clean = !self.run.plan.keeps_session(conn.role);
-                let connect = handshake::connect(&self.run.plan, conn.role, clean);
-                self.desk.out.extend_from_slice(&connect);
-                conn.stage = Stage::AwaitConnack;
+                conn.shake().map_err(|error| error.to_string())?;
             }
-            Stage::AwaitConnack | Stage::AwaitSuback | Stage::Ready | Stage::Leaving => {}
+            Stage::Shaking
+            | Stage::AwaitConnack
+            | Stage::AwaitSuback
+            | Stage::Ready
+            | Stage::Leaving => {}
         }
         match conn.read(&mut self.desk.inbuf).map_err(|error| error.to_string())? {
             Inflow::Nothing => {}
             Inflow::Bytes(count) => self.take_in(at, count)?,
             Inflow::End => return Err("the broker closed the connection".to_owned()),
+        }
+        let conn = &mut self.conns[at as usize];
+        if conn.stage == Stage::Shaking && conn.is_open() {
+            self.begin(at).map_err(|error| error.to_string())?;
         }
         let conn = &mut self.conns[at as usize];
         if conn.has_unsent() {
@@ -277,6 +282,25 @@ impl<'a> Worker<'a> {
             conn.write(&self.desk.out, now_ns).map_err(|error| error.to_string())?;
         }
         Ok(fill == Fill::More)
+    }
+
+    /// What carries MQTT stands: CONNECT, or the end that was asked for.
+    fn begin(&mut self, at: u32) -> io::Result<()> {
+        let (plan, conn) = (&self.run.plan, &mut self.conns[at as usize]);
+        self.desk.tally.tls_resumed += u64::from(conn.resumed() == Some(true));
+        self.desk.tally.tls_full += u64::from(conn.resumed() == Some(false));
+        if !plan.args.no_mqtt {
+            let connect = handshake::connect(plan, conn.role, !plan.keeps_session(conn.role));
+            self.desk.out.extend_from_slice(&connect);
+            conn.stage = Stage::AwaitConnack;
+            return Ok(());
+        }
+        let now_ns = self.run.now_ns();
+        if self.pace.is_none_or(|pace| pace.timeline.in_window(conn.opened_ns)) {
+            let took_ns = now_ns.saturating_sub(conn.opened_ns);
+            self.desk.latencies.connect.saturating_record(took_ns);
+        }
+        conn.leave()
     }
 
     /// Takes every whole packet of a read.
@@ -394,7 +418,7 @@ impl<'a> Worker<'a> {
                 tally.closed += 1;
                 self.run.fault(|| reason.to_owned());
             }
-            Stage::Connecting | Stage::AwaitConnack | Stage::AwaitSuback => {
+            Stage::Connecting | Stage::Shaking | Stage::AwaitConnack | Stage::AwaitSuback => {
                 tally.failed += 1;
                 self.opening -= 1;
                 self.run.fault(|| reason.to_owned());

@@ -29,6 +29,7 @@ mod judges;
 mod keepalive;
 mod ledger;
 mod limits;
+mod load;
 mod malformed;
 mod memory;
 mod metrics;

@@ -43,10 +43,10 @@ const LIBRARIES: [(&str, &[&str]); 19] = [
     ("redis", &["src/storage/redis"]),
     ("ed25519_dalek", &["src/plan"]),
     ("axum", &["src/admin/", "src/admin.rs"]),
-    // Two sides of TLS: what we serve, and the services that we ask.
-    ("rustls", &["src/listener", "src/security/http", "tests/", "benches/"]),
+    // Three sides of TLS: what we serve, the services that we ask, and load for any broker.
+    ("rustls", &["src/listener", "src/security/http", "src/bench", "tests/", "benches/"]),
     ("tokio_rustls", &["src/listener", "src/security/http"]),
-    ("rustls_native_certs", &["src/security/http"]),
+    ("rustls_native_certs", &["src/security/http", "src/bench"]),
     ("hyper_util", &["src/security/http"]),
     ("http_body_util", &["src/security/http"]),
     ("hyper", &["src/security"]),
