@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::doors::{House, TRANSPORTS};
 use crate::operator::{self, Operator};
-use crate::support::{Client, Connect, Level, Link, Packet, Start, Transport};
+use crate::support::{Broker, Client, Connect, Level, Link, Packet, Start, Transport};
 
 const FAR: &str = "192.0.2.77";
 
@@ -149,7 +149,8 @@ fn anonymous_clients_come_by_the_listener_that_says_so() {
     };
     for start in [Start::new(), operator::start_basic()] {
         let house = House::open(only_ws(start));
-        assert!(house.broker.log().contains("listener.ws.allow_anonymous"), "it is said loudly");
+        let said = |broker: &Broker| broker.log().contains("listener.ws.allow_anonymous");
+        house.broker.eventually("it is said loudly", said);
         for transport in TRANSPORTS {
             let is_ws = transport == Transport::Ws;
             let expected = if is_ws { 0 } else { 0x87 };
