@@ -223,6 +223,12 @@ pub struct Row {
 /// table waits for the dispatcher, not for the put.)
 pub trait Follower: Send + Sync {
     fn apply(&self, position: Position, row: &Row);
+
+    /// What is in force under a key, and where it was put: asked of the follower of a table whose
+    /// resolver remembers, so that nobody else has to.
+    fn recall(&self, _key: &[u8]) -> Option<(u64, Bytes)> {
+        None
+    }
 }
 
 /// A row as it is in force.
