@@ -32,6 +32,8 @@ pub(super) struct Run {
     failed: AtomicBool,
     /// The log is not there any more.
     gone: AtomicBool,
+    /// Kafka will not take some of it, however often it is asked.
+    refused: AtomicBool,
     done: Notify,
 }
 
@@ -42,6 +44,8 @@ pub(super) enum Ended {
     Stored(u64),
     /// Some of it may be.
     Failed,
+    /// Some of it may be, and some never will: too large for the topic, or not allowed (IN-9).
+    Refused,
     Gone,
 }
 
@@ -52,6 +56,7 @@ impl Run {
             end: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             done: Notify::new(),
         })
     }
@@ -67,11 +72,31 @@ impl Run {
         while self.open.load(Ordering::Acquire) > 0 {
             self.done.notified().await;
         }
-        match (self.gone.load(Ordering::Acquire), self.failed.load(Ordering::Acquire)) {
-            (true, _) => Ended::Gone,
-            (false, true) => Ended::Failed,
-            (false, false) => Ended::Stored(self.end.load(Ordering::Acquire)),
+        if self.gone.load(Ordering::Acquire) {
+            Ended::Gone
+        } else if self.refused.load(Ordering::Acquire) {
+            Ended::Refused
+        } else if self.failed.load(Ordering::Acquire) {
+            Ended::Failed
+        } else {
+            Ended::Stored(self.end.load(Ordering::Acquire))
         }
+    }
+
+    /// What went wrong with one of its records.
+    fn note(&self, error: &KafkaError) {
+        match error.rdkafka_error_code() {
+            Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition) => {
+                self.gone.store(true, Ordering::Release);
+            }
+            Some(
+                RDKafkaErrorCode::MessageSizeTooLarge
+                | RDKafkaErrorCode::InvalidRecord
+                | RDKafkaErrorCode::TopicAuthorizationFailed,
+            ) => self.refused.store(true, Ordering::Release),
+            Some(_) | None => {}
+        }
+        self.failed.store(true, Ordering::Release);
     }
 }
 
@@ -97,16 +122,7 @@ impl ProducerContext for Reports {
                 let end = u64::try_from(message.offset()).map_or(0, |offset| offset + 1);
                 run.end.fetch_max(end, Ordering::AcqRel);
             }
-            Err((error, _)) => {
-                let gone = matches!(
-                    error.rdkafka_error_code(),
-                    Some(
-                        RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition
-                    )
-                );
-                run.gone.fetch_or(gone, Ordering::AcqRel);
-                run.failed.store(true, Ordering::Release);
-            }
+            Err((error, _)) => run.note(error),
         }
         run.ended(1);
     }
@@ -146,12 +162,13 @@ impl AppProducer {
             let sent = producer.as_ref().map(|producer| {
                 producer.send(record.partition(0).payload(payload)).map_err(|(error, _)| error)
             });
-            if let Some(Ok(())) = sent {
-                continue;
+            match sent {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => run.note(&error),
+                None => run.failed.store(true, Ordering::Release),
             }
-            tracing::debug!(topic, ?sent, "not taken by the producer");
             // What is behind it must not come without it.
-            run.failed.store(true, Ordering::Release);
+            tracing::debug!(topic, "not taken by the producer");
             run.ended((records.len() - at) as u64);
             break;
         }
