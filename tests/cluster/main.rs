@@ -16,6 +16,7 @@ mod crew;
 mod faults;
 mod flow;
 mod health;
+mod kafka_faults;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;

@@ -62,7 +62,7 @@ impl Default for EmbeddedSettings {
             hot_bytes: 256 << 20,
             row_bytes: 256 << 20,
             retain_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
+            cache_bytes: 16 << 20,
             bucket: Vec::new(),
             device_bucket: Vec::new(),
         }

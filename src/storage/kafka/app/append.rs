@@ -68,7 +68,7 @@ impl Inner {
                 appended.push(Appended::NoQueue);
                 continue;
             };
-            match run.wait().await {
+            match self.producer.ended(&run).await {
                 Ended::Stored(end) => {
                     log.heard_of(end + 1);
                     // The connection reads them from the log.
@@ -97,7 +97,8 @@ impl Inner {
             let record = [record::encode(entry)];
             let mut tries = 0;
             loop {
-                match self.producer.append(&log.topic, &record).wait().await {
+                let run = self.producer.append(&log.topic, &record);
+                match self.producer.ended(&run).await {
                     Ended::Stored(end) => {
                         log.heard_of(end + 1);
                         break;

@@ -14,6 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Message};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, PurgeConfig};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::storage::StorageError;
 use crate::storage::kafka::watch::{Watch, log_line, note_error, unavailable};
@@ -32,8 +33,8 @@ pub(super) struct Run {
     failed: AtomicBool,
     /// The log is not there any more.
     gone: AtomicBool,
-    /// Kafka will not take some of it, however often it is asked.
-    refused: AtomicBool,
+    /// Which producer has it.
+    generation: u64,
     done: Notify,
 }
 
@@ -50,13 +51,13 @@ pub(super) enum Ended {
 }
 
 impl Run {
-    fn new(records: usize) -> Arc<Self> {
+    fn new(records: usize, generation: u64) -> Arc<Self> {
         Arc::new(Self {
             open: AtomicU64::new(records as u64),
             end: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            refused: AtomicBool::new(false),
+            generation,
             done: Notify::new(),
         })
     }
@@ -68,18 +69,14 @@ impl Run {
     }
 
     /// Waits for its end; one waits. Cancel safe: yes.
-    pub(super) async fn wait(&self) -> Ended {
+    async fn wait(&self) -> Ended {
         while self.open.load(Ordering::Acquire) > 0 {
             self.done.notified().await;
         }
-        if self.gone.load(Ordering::Acquire) {
-            Ended::Gone
-        } else if self.refused.load(Ordering::Acquire) {
-            Ended::Refused
-        } else if self.failed.load(Ordering::Acquire) {
-            Ended::Failed
-        } else {
-            Ended::Stored(self.end.load(Ordering::Acquire))
+        match (self.gone.load(Ordering::Acquire), self.failed.load(Ordering::Acquire)) {
+            (true, _) => Ended::Gone,
+            (false, true) => Ended::Failed,
+            (false, false) => Ended::Stored(self.end.load(Ordering::Acquire)),
         }
     }
 
@@ -89,11 +86,6 @@ impl Run {
             Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition) => {
                 self.gone.store(true, Ordering::Release);
             }
-            Some(
-                RDKafkaErrorCode::MessageSizeTooLarge
-                | RDKafkaErrorCode::InvalidRecord
-                | RDKafkaErrorCode::TopicAuthorizationFailed,
-            ) => self.refused.store(true, Ordering::Release),
             Some(_) | None => {}
         }
         self.failed.store(true, Ordering::Release);
@@ -128,11 +120,29 @@ impl ProducerContext for Reports {
     }
 }
 
+/// What librdkafka says of an error, without its name.
+fn words(code: RDKafkaErrorCode) -> String {
+    let shown = code.to_string();
+    let words = shown.split_once('(').map(|(_, words)| words.trim_end_matches(')'));
+    words.unwrap_or(&shown).to_owned()
+}
+
 pub(super) struct AppProducer {
     config: ClientConfig,
     watch: Arc<Watch>,
     producer: RwLock<Option<BaseProducer<Reports>>>,
+    /// How many producers there were before this one.
+    generation: AtomicU64,
+    /// The last one that was given up because a topic refuses a record.
+    refused: AtomicU64,
 }
+
+/// What a topic says of a record that it will never take.
+const REFUSALS: [RDKafkaErrorCode; 3] = [
+    RDKafkaErrorCode::MessageSizeTooLarge,
+    RDKafkaErrorCode::InvalidRecord,
+    RDKafkaErrorCode::TopicAuthorizationFailed,
+];
 
 impl fmt::Debug for AppProducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,7 +152,8 @@ impl fmt::Debug for AppProducer {
 
 impl AppProducer {
     pub(super) fn new(config: ClientConfig, watch: Arc<Watch>) -> Result<Self, StorageError> {
-        let new = Self { config, watch, producer: RwLock::new(None) };
+        let (producer, refused) = (RwLock::new(None), AtomicU64::new(u64::MAX));
+        let new = Self { config, watch, producer, generation: AtomicU64::new(0), refused };
         *new.producer.write() = Some(new.connect()?);
         Ok(new)
     }
@@ -155,8 +166,8 @@ impl AppProducer {
 
     /// Hands a run to the producer.
     pub(super) fn append(&self, topic: &str, records: &[Vec<u8>]) -> Arc<Run> {
-        let run = Run::new(records.len());
         let producer = self.producer.read();
+        let run = Run::new(records.len(), self.generation.load(Ordering::Acquire));
         for (at, payload) in records.iter().enumerate() {
             let record = BaseRecord::<(), [u8], _>::with_opaque_to(topic, Arc::clone(&run));
             let sent = producer.as_ref().map(|producer| {
@@ -175,6 +186,24 @@ impl AppProducer {
         run
     }
 
+    /// Waits for the run's end. librdkafka tells of a record that was refused what it tells of all
+    /// that were on their way then: that the stream has a gap. Why is known when the producer is
+    /// replaced. Cancel safe: yes.
+    pub(super) async fn ended(&self, run: &Run) -> Ended {
+        let ended = run.wait().await;
+        if ended != Ended::Failed {
+            return ended;
+        }
+        let until = Instant::now() + LAST_REPORTS + 4 * TICK;
+        while self.generation.load(Ordering::Acquire) == run.generation && Instant::now() < until {
+            tokio::time::sleep(TICK).await;
+        }
+        match self.refused.load(Ordering::Acquire) == run.generation {
+            true => Ended::Refused,
+            false => Ended::Failed,
+        }
+    }
+
     /// Serves delivery reports until `ended`; runs on a thread of its own.
     pub(super) fn serve(&self, ended: &dyn Fn() -> bool) {
         while !ended() {
@@ -191,6 +220,10 @@ impl AppProducer {
             };
             if let Some((code, text)) = fatal {
                 tracing::info!(%code, "the producer of application logs is replaced: {text}");
+                if REFUSALS.into_iter().any(|refusal| text.contains(&words(refusal))) {
+                    let generation = self.generation.load(Ordering::Acquire);
+                    self.refused.store(generation, Ordering::Release);
+                }
                 self.replace();
             }
         }
@@ -206,9 +239,25 @@ impl AppProducer {
                 tracing::debug!(%error, "a producer that was given up did not report everything");
             }
         }
+        self.generation.fetch_add(1, Ordering::AcqRel);
         match self.connect() {
             Ok(fresh) => *producer = Some(fresh),
             Err(error) => tracing::warn!(%error, "trying again"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// IN-9: a refusal is known by the library's own words in what it says of a gap.
+    #[test]
+    fn refusals_are_known_by_their_words() {
+        let text = "ProduceRequest for t [0] with 1 message(s) failed: Broker: Message size too \
+                    large (broker 1): unable to satisfy gap-less guarantee";
+        assert!(text.contains(&words(RDKafkaErrorCode::MessageSizeTooLarge)));
+        let away = "failed: Local: Timed out (broker 1): unable to satisfy gap-less guarantee";
+        assert!(REFUSALS.into_iter().all(|refusal| !away.contains(&words(refusal))));
     }
 }
