@@ -54,11 +54,11 @@ struct SessionBody {
     subscriptions_count: usize,
     /// Messages that wait for it or are not acknowledged; of a persistent APPLICATION client, how
     /// far it lags behind in its log. On the cluster profile as far as this node knows since its
-    /// start: of other clients while they are connected.
-    lag: u64,
+    /// start: of other clients while they are connected. None: only `nodeId` can say.
+    lag: Option<u64>,
     username: Option<String>,
     /// Who let it in: `MQTT_BASIC`, `X_509`, `JWT`, `HTTP`, `SCRAM`; none: it is anonymous.
-    auth_provider: Option<&'static str>,
+    auth_provider: Option<String>,
     /// Only where one session is shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     subscriptions: Option<Vec<SubscriptionBody>>,

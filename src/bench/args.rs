@@ -30,6 +30,9 @@ pub struct BenchArgs {
     /// Broker's plain TCP port.
     #[arg(long, default_value_t = 1883)]
     pub port: u16,
+    /// Another port for subscribers: that of another node of the cluster.
+    #[arg(long)]
+    pub subs_port: Option<u16>,
     /// QoS of the messages and of the subscriptions.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub qos: u8,

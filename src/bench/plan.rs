@@ -23,7 +23,8 @@ pub(super) enum Version {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) args: BenchArgs,
-    pub(super) target: SocketAddr,
+    target: SocketAddr,
+    subs_target: SocketAddr,
     pub(super) version: Version,
     /// Fresh for each run and part of every payload, so that a message of an earlier run is
     /// told apart from ours.
@@ -42,9 +43,19 @@ impl Plan {
             .map_err(|error| format!("{}: {error}", args.host))?
             .next()
             .ok_or_else(|| format!("{} has no address", args.host))?;
+        let mut subs_target = target;
+        subs_target.set_port(args.subs_port.unwrap_or(args.port));
         let (pubs, subs) = args.crowd();
         let version = if args.version == 5 { Version::V5 } else { Version::V4 };
-        Ok(Plan { args, target, version, run_tag, pubs, subs })
+        Ok(Plan { args, target, subs_target, version, run_tag, pubs, subs })
+    }
+
+    /// Where a connection goes to.
+    pub(super) fn target(&self, role: Role) -> SocketAddr {
+        match role {
+            Role::Subscriber(_) => self.subs_target,
+            Role::Publisher(_) | Role::Idle(_) | Role::Churn(_) => self.target,
+        }
     }
 
     /// The connections of one thread, subscribers first. Each kind is dealt out in turn, so

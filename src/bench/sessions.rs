@@ -22,7 +22,7 @@ pub(super) fn remove(plan: &Plan) {
 }
 
 fn remove_one(plan: &Plan, role: Role) -> io::Result<()> {
-    let mut socket = TcpStream::connect_timeout(&plan.target, PATIENCE)?;
+    let mut socket = TcpStream::connect_timeout(&plan.target(role), PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.write_all(&handshake::connect(plan, role, true))?;
     // Any answer will do: the session is gone before CONNACK leaves.

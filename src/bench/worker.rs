@@ -207,7 +207,8 @@ impl<'a> Worker<'a> {
     }
 
     fn open(&mut self, at: u32, now_ns: u64) -> io::Result<()> {
-        match self.conns[at as usize].open(self.run.plan.target, now_ns) {
+        let conn = &mut self.conns[at as usize];
+        match conn.open(self.run.plan.target(conn.role), now_ns) {
             Ok(socket) => {
                 self.opening += 1;
                 self.poller.add(socket, at)

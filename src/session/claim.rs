@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::census::Excess;
 use super::cluster;
 use super::conn::{About, Conn, End};
 use super::context::Context;
@@ -12,11 +13,12 @@ use super::inbound::Exchanges;
 use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
-use super::rows::{Owed, SessionRow, WillRow};
+use super::rows::{Guest, Owed, SessionRow, WillRow};
 use super::wills;
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
+use crate::security::{ClientType, Grant};
 use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
 use crate::telemetry::{Throttle, clock, metrics, task};
@@ -191,7 +193,8 @@ async fn win(
     if let Some((earlier, _)) = &earlier {
         earlier.own(NOBODY);
     }
-    let row = ask.row(context, 0, 0).claiming(ask.clean_start).of_application(ask.application);
+    let row = ask.row(context, 0, 0).claiming(ask.clean_start, ask.guest());
+    let row = row.of_application(ask.application);
     let row = row.row(&ask.client_id);
     let (sink, mut settled) = once();
     context.tables.put(vec![row], Durability::Durable, sink, 0);
@@ -207,9 +210,13 @@ async fn win(
             return Err(ReasonCode::ServerUnavailable);
         }
     };
-    let Some(Found { before, now }) = directory.found(&ask.client_id, position) else {
+    let Some(Found { before, now, excess }) = directory.found(&ask.client_id, position) else {
         return Err(ReasonCode::ServerUnavailable);
     };
+    if let Some(excess) = excess {
+        cluster::take_back(context, &ask.client_id, locked, before, now);
+        return Err(refused(excess));
+    }
     let resumes = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
     // Nothing in front of its beginning is for a new session.
     let routed = context.progress.reached(if resumes { position.offset + 1 } else { 0 });
@@ -262,11 +269,12 @@ fn place(
     if over && let Some(unsaid) = NO_PLAN.ready() {
         tracing::error!(unsaid, "the plan expired: no new session is taken");
     }
-    let place = context.places.take(context.config.sessions_limit).filter(|_| !over);
-    place.map(Arc::new).ok_or_else(|| {
-        metrics::LIMITED_SESSIONS.inc();
-        ReasonCode::QuotaExceeded
-    })
+    let place = match &context.directory {
+        // Where the claim stands in the log decides; this spares the log what is hopeless.
+        Some(all) => (!all.is_full(Excess::Sessions)).then(|| context.places.take_anyway()),
+        None => context.places.take(context.config.sessions_limit),
+    };
+    place.filter(|_| !over).map(Arc::new).ok_or_else(|| refused(Excess::Sessions))
 }
 
 /// The same for `mqtt.application-clients-limit`; `None`: it is no persistent APPLICATION client,
@@ -283,19 +291,23 @@ fn application_place(
     if !ask.application || goes_on && !ask.clean_start {
         return Ok(None);
     }
-    let limit = context.config.application_clients_limit;
     let place = match &context.directory {
-        Some(directory) => {
-            let known = directory.get(&ask.client_id).is_some_and(|row| row.is_application());
-            let full = || limit.is_some_and(|most| directory.applications() >= most);
-            (known || !full()).then(|| context.applications.take_anyway())
+        Some(all) => {
+            let known = all.get(&ask.client_id).is_some_and(|row| row.is_application());
+            let may = known || !all.is_full(Excess::Applications);
+            may.then(|| context.applications.take_anyway())
         }
-        None => context.applications.take(limit),
+        None => context.applications.take(context.config.application_clients_limit),
     };
-    place.map(|place| Some(Arc::new(place))).ok_or_else(|| {
-        metrics::LIMITED_APPLICATIONS.inc();
-        ReasonCode::QuotaExceeded
-    })
+    place.map(|place| Some(Arc::new(place))).ok_or_else(|| refused(Excess::Applications))
+}
+
+fn refused(excess: Excess) -> ReasonCode {
+    match excess {
+        Excess::Sessions => metrics::LIMITED_SESSIONS.inc(),
+        Excess::Applications => metrics::LIMITED_APPLICATIONS.inc(),
+    }
+    ReasonCode::QuotaExceeded
 }
 
 impl Ask {
@@ -311,6 +323,19 @@ impl Ask {
     fn row(&self, context: &Context, incarnation: u64, epoch: u64) -> SessionRow {
         let (node, version) = (&context.node.0, self.settings.version);
         SessionRow::new(incarnation, epoch, node, version, self.expiry_s, None, self.will.clone())
+    }
+
+    /// The client as other nodes may know it.
+    fn guest(&self) -> Guest {
+        let grant = self.about.grant.as_deref();
+        Guest {
+            connected_ms: clock::wall_ms(),
+            address: self.about.peer.address.map(|at| at.ip()),
+            keep_alive_s: self.keep_alive_s,
+            application: grant.is_some_and(|grant| grant.client_type() == ClientType::Application),
+            username: grant.and_then(Grant::username).map(str::to_owned),
+            provider: grant.map(|grant| grant.provider().to_owned()),
+        }
     }
 
     /// Whether there is a session to go on with: one that outlived its connection, or would have.

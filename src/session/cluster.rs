@@ -9,7 +9,7 @@ use super::directory::Directory;
 use super::inbound::OpenId;
 use super::lifecycle;
 use super::registry::{Locked, Session};
-use super::rows::SessionRow;
+use super::rows::{Bid, SessionRow};
 use crate::mqtt::ClientId;
 use crate::storage::{AppendOutcome, Durability, Settled, Unwatched};
 use crate::telemetry::{clock, metrics, task};
@@ -38,6 +38,12 @@ pub(super) async fn run(context: Arc<Context>) {
         }
         for client_id in &news.clients {
             reconcile(&context, directory, client_id).await;
+        }
+        for (client_id, (epoch, bid)) in &news.bids {
+            let mut locked = context.registry.lock(client_id).await;
+            if locked.session().as_ref().is_some_and(|session| session.epoch == *epoch) {
+                lifecycle::obey(&context, client_id, &mut locked, *bid);
+            }
         }
         let changed = members.borrow_and_update().changed();
         if changed != seen {
@@ -100,6 +106,10 @@ fn adopt(
             false => 0,
         };
         row.offline_since_ms = Some(clock::wall_ms() + grace_ms);
+    }
+    if row.bid == Some(Bid::Remove) {
+        // Its node went before it could.
+        row.expiry_s = 0;
     }
     if row.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
@@ -164,6 +174,18 @@ pub(super) fn surrender(
     lifecycle::look(context, client_id, locked, true);
 }
 
+/// A claim of this node that is one too many: it ends, and with it what it displaced.
+pub(super) fn take_back(
+    context: &Arc<Context>,
+    client_id: &ClientId,
+    locked: &mut Locked<'_>,
+    before: Option<SessionRow>,
+    mut now: SessionRow,
+) {
+    now.expiry_s = 0;
+    surrender(context, client_id, locked, before, now);
+}
+
 /// A claim that nobody waits for any more may land yet.
 pub(super) fn see_to_late_claim(
     context: &Arc<Context>,
@@ -177,7 +199,8 @@ pub(super) fn see_to_late_claim(
         let mut locked = context.registry.lock(&client_id).await;
         let Some(found) = directory.found(&client_id, position) else { return };
         if directory.epoch(&client_id) == Some(position.offset) {
-            surrender(&context, &client_id, &mut locked, found.before, found.now);
+            let leave = if found.excess.is_some() { take_back } else { surrender };
+            leave(&context, &client_id, &mut locked, found.before, found.now);
         }
     });
 }

@@ -82,7 +82,7 @@ impl std::ops::Deref for Context {
 impl Context {
     pub(super) fn new(handles: Handles) -> Arc<Self> {
         let budget = Arc::new(Budget::new(handles.config.inbound_budget_bytes));
-        let directory = handles.peers.clone().map(Directory::new);
+        let directory = handles.peers.clone().map(|peers| Directory::new(peers, &handles.config));
         Arc::new(Self {
             directory,
             registry: Registry::default(),

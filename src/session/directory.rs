@@ -1,15 +1,17 @@
 //! All sessions of the cluster as the log tells of them (docs/decisions/008): who claimed which,
 //! where. Told by the thread that reads the log, in its order; all nodes come to the same answers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::census::{Census, Excess};
+use super::config::Config;
 use super::conn::End;
 use super::context::Context;
-use super::rows::{self, SessionRow};
+use super::rows::{self, Bid, SessionRow};
 use crate::delivery::{Slot, SlotView};
 use crate::mqtt::{ClientId, TopicFilter};
 use crate::routing::SubscriptionRow;
@@ -20,13 +22,15 @@ use crate::storage::{Follower, Peers, Position, QueueKey, Resolver, Row, Table};
 pub(super) struct Found {
     pub(super) before: Option<SessionRow>,
     pub(super) now: SessionRow,
+    /// It may not stay: the house was full where it stands.
+    pub(super) excess: Option<Excess>,
 }
 
 /// Bounded by the number of sessions of the cluster.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) peers: Arc<Peers>,
-    entries: Mutex<HashMap<ClientId, SessionRow, ahash::RandomState>>,
+    census: Mutex<Census>,
     /// Claims that their connections have not asked for yet: at most one for each that waits.
     found: Mutex<HashMap<ClientId, Found, ahash::RandomState>>,
     news: Mutex<News>,
@@ -37,14 +41,17 @@ pub(super) struct Directory {
 #[derive(Debug, Default)]
 pub(super) struct News {
     pub(super) clients: BTreeSet<ClientId>,
+    /// What administrators of other nodes want of sessions of this one: at most one for each.
+    pub(super) bids: BTreeMap<ClientId, (u64, Bid)>,
     /// Rows of subscriptions that nobody needs.
     pub(super) garbage: Vec<Row>,
 }
 
 impl Directory {
-    pub(super) fn new(peers: Arc<Peers>) -> Self {
-        let (entries, found, news) = Default::default();
-        Self { peers, entries, found, news, woken: Notify::new() }
+    pub(super) fn new(peers: Arc<Peers>, config: &Config) -> Self {
+        let (found, news) = Default::default();
+        let census = Mutex::new(Census::new(config));
+        Self { peers, census, found, news, woken: Notify::new() }
     }
 
     /// How rows of sessions come into force.
@@ -56,21 +63,21 @@ impl Directory {
     }
 
     pub(super) fn get(&self, client_id: &ClientId) -> Option<SessionRow> {
-        self.entries.lock().get(client_id).cloned()
+        self.census.lock().get(client_id).cloned()
     }
 
     /// The fencing epoch of the session as far as the log was read.
     pub(super) fn epoch(&self, client_id: &ClientId) -> Option<u64> {
-        self.entries.lock().get(client_id).map(|row| row.epoch)
+        self.census.lock().get(client_id).map(|row| row.epoch)
     }
 
-    /// How many persistent APPLICATION sessions there are in the cluster.
-    pub(super) fn applications(&self) -> u64 {
-        self.entries.lock().values().filter(|row| row.is_application()).count() as u64
+    /// Whether one more would be too many, as far as the log was read.
+    pub(super) fn is_full(&self, of: Excess) -> bool {
+        self.census.lock().is_full(of)
     }
 
     pub(super) fn clients(&self) -> Vec<ClientId> {
-        self.entries.lock().keys().cloned().collect()
+        self.census.lock().clients()
     }
 
     /// Whether the session is this node's, as far as the log was read.
@@ -113,7 +120,7 @@ impl Directory {
         slot.set(SlotView { incarnation, persistent, application, outbox: None });
         slot.set_home(&Arc::from(&*row.node), row.epoch);
         slot.set_connected_elsewhere(self.is_connected(row));
-        self.entries.lock().insert(client_id.clone(), row.clone());
+        self.census.lock().load(client_id, row.clone());
     }
 
     /// Whether it is connected to another node that lives.
@@ -127,7 +134,7 @@ impl Directory {
     }
 
     fn ended(&self, context: &Context, client_id: &ClientId) {
-        let Some(old) = self.entries.lock().remove(client_id) else { return };
+        let Some(old) = self.census.lock().remove(client_id) else { return };
         if let Some(slot) = context.slots.by_client(client_id.as_str()) {
             match self.owns(client_id, &old) {
                 true => self.discard(context, client_id, &slot, old.incarnation),
@@ -144,7 +151,7 @@ impl Directory {
     }
 
     fn claimed(&self, context: &Context, client_id: &ClientId, now: SessionRow) {
-        let before = self.entries.lock().insert(client_id.clone(), now.clone());
+        let (before, excess) = self.census.lock().claim(client_id, now.clone());
         let ours = *now.node == **self.peers.node();
         let fresh = context.slots.by_client(client_id.as_str()).is_none();
         let slot = context.slots.ensure(client_id);
@@ -168,7 +175,7 @@ impl Directory {
         }
         slot.set_connected_elsewhere(!ours);
         if ours {
-            self.found.lock().insert(client_id.clone(), Found { before, now });
+            self.found.lock().insert(client_id.clone(), Found { before, now, excess });
             return;
         }
         // TKO: the connection here ends; what it leaves is seen to by a task.
@@ -195,7 +202,11 @@ impl Follower for Follow {
                 if let Some(slot) = context.slots.by_client(client_id.as_str()) {
                     slot.set_connected_elsewhere(connected);
                 }
-                directory.entries.lock().insert(client_id, now);
+                if let Some(bid) = now.bid.filter(|_| directory.owns(&client_id, &now)) {
+                    directory.news.lock().bids.insert(client_id.clone(), (now.epoch, bid));
+                    directory.woken.notify_one();
+                }
+                directory.census.lock().update(&client_id, now);
             }
             Ok(now) => directory.claimed(&context, &client_id, now),
             Err(error) => tracing::error!(%error, "a session's row was not understood"),

@@ -6,10 +6,10 @@ use super::cluster;
 use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
-use super::rows::{self, NEVER, SessionRow};
+use super::rows::{self, Bid, NEVER, SessionRow};
 use super::wills;
 use crate::delivery::SlotView;
-use crate::mqtt::{ClientId, TopicFilter};
+use crate::mqtt::{ClientId, ReasonCode, TopicFilter};
 use crate::routing::SubscriptionRow;
 use crate::storage::{BatchBuilder, Durability, Publisher, Row, StorageError, Table, Unwatched};
 use crate::telemetry::{clock, metrics};
@@ -106,6 +106,25 @@ pub(super) fn look(
     context.timers.set(&mut session.timer_ms, due_ms, client_id);
     if changed {
         store(context, client_id, session);
+    }
+}
+
+/// Does what an administrator wants: the connection ends with 0x98, and with it, or at once where
+/// there is none, the session, if that is to go.
+pub(super) fn obey(
+    context: &Arc<Context>,
+    client_id: &ClientId,
+    locked: &mut Locked<'_>,
+    bid: Bid,
+) {
+    let Some(session) = locked.session() else { return };
+    if bid == Bid::Remove {
+        session.expiry_s = 0;
+    }
+    match (&session.live, bid) {
+        (Some(live), _) => live.end(End::Server(ReasonCode::AdministrativeAction)),
+        (None, Bid::Remove) => look(context, client_id, locked, false),
+        (None, Bid::Disconnect) => {}
     }
 }
 

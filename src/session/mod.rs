@@ -8,6 +8,7 @@
 mod admission;
 mod arrival;
 mod budget;
+mod census;
 mod claim;
 mod cluster;
 mod config;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Sessions;
-use super::conn::End;
+use super::directory::Directory;
 use super::lifecycle;
 use super::registry::Session;
-use super::rows;
-use crate::mqtt::{ClientId, ReasonCode, SubscriptionOptions, TopicFilter, topic_str};
+use super::rows::{self, Bid, SessionRow};
+use crate::mqtt::{ClientId, SubscriptionOptions, TopicFilter, topic_str};
 use crate::routing::Cursor;
 use crate::security::{ClientType, Grant};
 use crate::storage::{AppendOutcome, Durability, MessageRef, Row, Table, once};
@@ -39,11 +39,11 @@ pub struct SessionView {
     pub subscriptions: usize,
     /// As what the session began, if it is persistent; else what its client is.
     pub client_type: ClientType,
-    /// Messages that wait for it or are not acknowledged.
-    pub lag: u64,
+    /// Messages that wait for it or are not acknowledged; `None`: only `node` knows.
+    pub lag: Option<u64>,
     pub username: Option<String>,
     /// Who let it in; `None`: it is anonymous, or away since the start.
-    pub provider: Option<&'static str>,
+    pub provider: Option<String>,
 }
 
 /// One subscription, as a list shows it.
@@ -55,17 +55,69 @@ pub struct SubscriptionView {
 }
 
 impl Sessions {
-    /// Shows every session, one after another. It waits for their gates, so it runs on a thread
-    /// that may block.
+    /// Shows every session of the cluster, one after another. It waits for their gates, so it runs
+    /// on a thread that may block.
     pub fn each_view(&self, visit: &mut dyn FnMut(SessionView)) {
         let context = &self.context;
         context.registry.each(|client_id, session| visit(self.view_of(client_id, session)));
+        let Some(directory) = &context.directory else { return };
+        for client_id in directory.clients() {
+            let row = directory.get(&client_id).filter(|row| !directory.owns(&client_id, row));
+            if let Some(row) = row {
+                visit(self.view_of_another(directory, &client_id, row));
+            }
+        }
     }
 
     pub async fn view(&self, client_id: &str) -> Option<SessionView> {
         let client_id = ClientId::new(client_id);
         let mut locked = self.context.registry.lock(&client_id).await;
-        locked.session().as_ref().map(|session| self.view_of(&client_id, session))
+        if let Some(session) = locked.session() {
+            return Some(self.view_of(&client_id, session));
+        }
+        let directory = self.context.directory.as_ref()?;
+        let row = directory.get(&client_id)?;
+        Some(self.view_of_another(directory, &client_id, row))
+    }
+
+    fn subscriptions_count(&self, client_id: &ClientId) -> usize {
+        let slot = self.context.slots.by_client(client_id.as_str());
+        slot.map_or(0, |slot| self.context.subscriptions.count(slot.id()))
+    }
+
+    /// A session that another node has, as the log tells of it.
+    fn view_of_another(
+        &self,
+        directory: &Directory,
+        client_id: &ClientId,
+        row: SessionRow,
+    ) -> SessionView {
+        let connected = directory.is_connected(&row);
+        let guest = row.guest.as_deref();
+        let live = guest.filter(|_| connected);
+        let client_type = match row.expiry_s > 0 {
+            true => row.is_application(),
+            false => guest.is_some_and(|guest| guest.application),
+        };
+        SessionView {
+            client_id: client_id.clone(),
+            session_id: row.epoch,
+            node: Arc::from(&*row.node),
+            connected,
+            version: row.version().level(),
+            persistent: row.expiry_s > 0,
+            expiry_s: row.expiry_s,
+            ends_at_ms: row.ends_ms(),
+            connected_ms: live.map(|guest| guest.connected_ms),
+            disconnected_ms: row.offline_since_ms,
+            address: live.and_then(|guest| guest.address).map(|at| at.to_string()),
+            keep_alive_s: live.map(|guest| u64::from(guest.keep_alive_s)),
+            subscriptions: self.subscriptions_count(client_id),
+            client_type: if client_type { ClientType::Application } else { ClientType::Device },
+            lag: None,
+            username: guest.and_then(|guest| guest.username.clone()),
+            provider: guest.and_then(|guest| guest.provider.clone()),
+        }
     }
 
     fn view_of(&self, client_id: &ClientId, session: &Session) -> SessionView {
@@ -76,7 +128,6 @@ impl Sessions {
             (true, false) => ClientType::Device,
             (false, false) => grant.map_or_else(ClientType::default, Grant::client_type),
         };
-        let slot = self.context.slots.by_client(client_id.as_str());
         SessionView {
             client_id: client_id.clone(),
             session_id: session.epoch,
@@ -90,11 +141,11 @@ impl Sessions {
             disconnected_ms: session.offline_since_ms,
             address: live.and_then(|conn| conn.peer.address).map(|at| at.ip().to_string()),
             keep_alive_s: live.map(|conn| conn.keep_alive_s()),
-            subscriptions: slot.map_or(0, |slot| self.context.subscriptions.count(slot.id())),
+            subscriptions: self.subscriptions_count(client_id),
             client_type,
-            lag: self.context.queues.depth(&session.queue(client_id)),
+            lag: Some(self.context.queues.depth(&session.queue(client_id))),
             username: grant.and_then(|grant| grant.username()).map(str::to_owned),
-            provider: grant.map(|grant| grant.provider()),
+            provider: grant.map(|grant| grant.provider().to_owned()),
         }
     }
 
@@ -111,20 +162,28 @@ impl Sessions {
 
     /// Shows every subscription, client by client.
     pub fn each_subscription(&self, visit: &mut dyn FnMut(SubscriptionView)) {
-        self.context.registry.each(|client_id, _| {
+        let mut show = |client_id: &ClientId| {
             self.subscriptions(client_id.as_str()).into_iter().for_each(&mut *visit);
-        });
+        };
+        match &self.context.directory {
+            Some(directory) => directory.clients().iter().for_each(show),
+            None => self.context.registry.each(|client_id, _| show(client_id)),
+        }
     }
 
     /// Ends the client's connection with 0x98; `false`: it has none, or not this one.
     pub async fn disconnect(&self, client_id: &str, session_id: Option<u64>) -> bool {
-        let mut locked = self.context.registry.lock(&ClientId::new(client_id)).await;
-        let Some(session) = locked.session() else { return false };
-        let Some(live) = session.live.as_ref().filter(|_| session.is(session_id)) else {
-            return false;
+        let client_id = ClientId::new(client_id);
+        let mut locked = self.context.registry.lock(&client_id).await;
+        let Some(session) = locked.session() else {
+            drop(locked);
+            return self.ask(&client_id, session_id, Bid::Disconnect).await;
         };
-        live.end(End::Server(ReasonCode::AdministrativeAction));
-        true
+        let is_meant = session.live.is_some() && session.is(session_id);
+        if is_meant {
+            lifecycle::obey(&self.context, &client_id, &mut locked, Bid::Disconnect);
+        }
+        is_meant
     }
 
     /// Ends the session with all that it has: at once when its client is away, else with its
@@ -132,19 +191,41 @@ impl Sessions {
     pub async fn remove(&self, client_id: &str, session_id: Option<u64>) -> bool {
         let client_id = ClientId::new(client_id);
         let mut locked = self.context.registry.lock(&client_id).await;
-        let Some(session) = locked.session().as_mut().filter(|session| session.is(session_id))
-        else {
-            return false;
+        let Some(session) = locked.session() else {
+            drop(locked);
+            return self.ask(&client_id, session_id, Bid::Remove).await;
         };
-        let epoch = session.epoch;
-        session.expiry_s = 0;
-        match &session.live {
-            Some(live) => live.end(End::Server(ReasonCode::AdministrativeAction)),
-            None => lifecycle::look(&self.context, &client_id, &mut locked, false),
+        if !session.is(session_id) {
+            return false;
         }
+        let epoch = session.epoch;
+        lifecycle::obey(&self.context, &client_id, &mut locked, Bid::Remove);
         drop(locked);
         let gone = self.gone(&client_id, epoch);
         tokio::time::timeout(self.context.config.append_timeout, gone).await.is_ok()
+    }
+
+    /// Has the node that has the session do it, through the log, and waits until it is done.
+    async fn ask(&self, client_id: &ClientId, session_id: Option<u64>, bid: Bid) -> bool {
+        let Some(directory) = &self.context.directory else { return false };
+        let meant = |row: &SessionRow| session_id.is_none_or(|asked| asked == row.epoch);
+        let Some(row) = directory.get(client_id).filter(meant) else { return false };
+        if bid == Bid::Disconnect && !directory.is_connected(&row) {
+            return false;
+        }
+        let (sink, mut settled) = once();
+        let rows = vec![rows::asked(client_id, row.epoch, bid)];
+        self.context.tables.put(rows, Durability::Durable, sink, 0);
+        let is_done = |now: SessionRow| {
+            now.epoch != row.epoch || bid == Bid::Disconnect && now.offline_since_ms.is_some()
+        };
+        let done = async {
+            settled.outcome().await;
+            while !directory.get(client_id).is_none_or(is_done) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(self.context.config.append_timeout, done).await.is_ok()
     }
 
     /// Waits until nothing of the session is left, on the medium either; one that has come since

@@ -1,5 +1,6 @@
 //! The row of the sessions table: all that must be known of a session that is not connected here.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -56,6 +57,31 @@ pub(super) struct SessionRow {
     pub(super) owed: Vec<Owed>,
     /// Among several nodes: it is a claim, whose effect is worked out where it stands in the log.
     claim: Option<Claim>,
+    /// Among several nodes: who made the newest claim, for those that the client is not connected
+    /// to.
+    pub(super) guest: Option<Box<Guest>>,
+    /// Among several nodes: what an administrator of another one wants of it.
+    pub(super) bid: Option<Bid>,
+}
+
+/// The client of a session, as its node knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Guest {
+    pub(super) connected_ms: u64,
+    pub(super) address: Option<IpAddr>,
+    pub(super) keep_alive_s: u16,
+    pub(super) application: bool,
+    pub(super) username: Option<String>,
+    pub(super) provider: Option<String>,
+}
+
+/// An order to the node that has a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Bid {
+    /// Its connection is to end.
+    Disconnect,
+    /// All of it is to end.
+    Remove,
 }
 
 /// What a CONNECT asks for, and when.
@@ -79,8 +105,19 @@ impl SessionRow {
         will: Option<Box<WillRow>>,
     ) -> Self {
         let (node, version) = (node.to_owned(), version.level());
-        let (owed, claim) = (Vec::new(), None);
-        Self { incarnation, epoch, node, version, expiry_s, offline_since_ms, will, owed, claim }
+        Self {
+            incarnation,
+            epoch,
+            node,
+            version,
+            expiry_s,
+            offline_since_ms,
+            will,
+            owed: Vec::new(),
+            claim: None,
+            guest: None,
+            bid: None,
+        }
     }
 
     pub(super) fn owing(self, owed: Vec<Owed>) -> Self {
@@ -88,7 +125,7 @@ impl SessionRow {
     }
 
     /// When it ends if nobody comes back; `None`: connected, or never.
-    fn ends_ms(&self) -> Option<u64> {
+    pub(super) fn ends_ms(&self) -> Option<u64> {
         let since_ms = self.offline_since_ms.filter(|_| self.expiry_s != NEVER)?;
         Some(since_ms.saturating_add(u64::from(self.expiry_s) * 1000))
     }
@@ -114,8 +151,9 @@ impl SessionRow {
     }
 
     /// A claim of this node; its place in the log becomes its epoch.
-    pub(super) fn claiming(mut self, clean_start: bool) -> Self {
+    pub(super) fn claiming(mut self, clean_start: bool, guest: Guest) -> Self {
         (self.incarnation, self.epoch) = (0, 0);
+        self.guest = Some(Box::new(guest));
         self.claim = Some(Claim { clean_start, at_ms: clock::wall_ms() });
         self
     }
@@ -159,11 +197,31 @@ pub(super) fn tombstone(client_id: &ClientId) -> Row {
 
 /// What stands for the version in a row that ends a session.
 const ENDED: u8 = 0xFF;
+/// The same in a row that asks its node for something.
+const ASKED: u8 = 0xFE;
 
 /// The row that ends a session, if nobody has claimed it since.
 pub(super) fn ended(client_id: &ClientId, epoch: u64) -> Row {
     let value = Bytes::from([&[ENDED], &epoch.to_le_bytes()[..]].concat());
     Row { table: Table::Sessions, key: key(client_id), value: Some(value) }
+}
+
+/// The row that asks the session's node for something, if nobody has claimed it since.
+pub(super) fn asked(client_id: &ClientId, epoch: u64, bid: Bid) -> Row {
+    let bid = match bid {
+        Bid::Disconnect => 0,
+        Bid::Remove => 1,
+    };
+    let value = Bytes::from([&[ASKED, bid], &epoch.to_le_bytes()[..]].concat());
+    Row { table: Table::Sessions, key: key(client_id), value: Some(value) }
+}
+
+/// The session with what is asked of it.
+fn with_bid(known: Option<SessionRow>, asked: &[u8]) -> Option<SessionRow> {
+    let (&bid, epoch) = asked.split_first()?;
+    let epoch = u64::from_le_bytes(epoch.try_into().ok()?);
+    let bid = Some(if bid == 0 { Bid::Disconnect } else { Bid::Remove });
+    known.filter(|known| known.epoch == epoch).map(|known| SessionRow { bid, ..known })
 }
 
 /// What becomes of a row where several nodes write them. A claim counts always, and goes on with
@@ -176,11 +234,16 @@ pub(super) fn resolve(position: Position, before: Option<&[u8]>, row: Row) -> Op
         let row = Row { value: None, ..row };
         return known.filter(|known| known.epoch == epoch).map(|_| InForce { row, claimed: None });
     }
+    if let Some((&ASKED, asked)) = value.split_first() {
+        let value = with_bid(known, asked).map(|now| encode_row(&now));
+        return value
+            .map(|value| InForce { row: Row { value: Some(value), ..row }, claimed: None });
+    }
     let mut now = SessionRow::decode(value).ok()?;
     let Some(claim) = now.claim.take() else {
         let known = known.filter(|known| known.epoch == now.epoch)?;
         // Whoever says it for a node that is gone: the claim was that node's.
-        now.node = known.node;
+        (now.node, now.guest) = (known.node, known.guest);
         let row = Row { value: Some(encode_row(&now)), ..row };
         return Some(InForce { row, claimed: None });
     };
@@ -253,7 +316,15 @@ mod tests {
     fn claim(clean_start: bool, node: &str, expiry_s: u32) -> Row {
         let version = ProtocolVersion::V5;
         let row = SessionRow::new(0, 0, node, version, expiry_s, None, None);
-        row.claiming(clean_start).row(&ClientId::new("c"))
+        let guest = Guest {
+            connected_ms: 1,
+            address: None,
+            keep_alive_s: 60,
+            application: false,
+            username: Some("u".into()),
+            provider: None,
+        };
+        row.claiming(clean_start, guest).row(&ClientId::new("c"))
     }
 
     fn at(offset: u64) -> Position {
@@ -298,12 +369,29 @@ mod tests {
         let away = away.row(&client);
         let said = in_force(Some(&first), 15, away.clone()).expect("it is the newest");
         assert_eq!((&*read(&said).node, read(&said).offline_since_ms), ("a", Some(5)));
+        assert_eq!(read(&said).guest, read(&first).guest, "it is the same client");
         let second = in_force(Some(&said), 20, claim(false, "b", 60)).expect("a claim counts");
         assert_eq!(in_force(Some(&second), 21, away), None);
         assert_eq!(in_force(Some(&second), 22, ended(&client, 10)), None);
         let end = in_force(Some(&second), 23, ended(&client, 20)).expect("it is the newest");
         assert_eq!(end.value, None);
         assert_eq!(in_force(None, 24, ended(&client, 20)), None);
+    }
+
+    /// What is asked of a session is asked of its newest claim, and stands until its node has
+    /// said something.
+    #[test]
+    fn a_bid_is_about_one_connection() {
+        let client = ClientId::new("c");
+        let first = in_force(None, 10, claim(false, "a", 60)).expect("a claim counts");
+        let bid = |epoch| asked(&client, epoch, Bid::Remove);
+        assert_eq!(in_force(Some(&first), 11, bid(9)), None);
+        assert_eq!(in_force(None, 11, bid(10)), None);
+        let asked = in_force(Some(&first), 11, bid(10)).expect("it is the newest");
+        let wanted = SessionRow { bid: Some(Bid::Remove), ..read(&first) };
+        assert_eq!(read(&asked), wanted);
+        let done = in_force(Some(&asked), 12, read(&first).row(&client)).expect("the newest");
+        assert_eq!(read(&done), read(&first));
     }
 
     /// WIL-01: a claim keeps the Will that it displaces, until whoever has the session then has

@@ -90,9 +90,12 @@ impl Authority {
     }
 
     /// A file in the folder; its path.
+    /// Whole or not at all: a broker may be looking.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
+        let new = self.folder.path().join("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &path).unwrap();
         path
     }
 

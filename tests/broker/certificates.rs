@@ -9,10 +9,11 @@ use crate::authority::{Authority, Paper};
 use crate::operator::{self, Operator};
 use crate::support::{Broker, Client, Connect, Level, Start, free_port};
 
-/// A broker that asks for certificates, its TLS port, and its administrator.
+/// A broker that asks for certificates, its TLS port, and its administrator. The broker ends first:
+/// it keeps an eye on the authority's files.
 struct House {
-    authority: Authority,
     broker: Broker,
+    authority: Authority,
     operator: Operator,
     port: u16,
 }
@@ -32,7 +33,7 @@ impl House {
             .env("LISTENER_CERTIFICATES_RELOAD_PERIOD_MS", 50);
         let broker = more(start, &authority).start();
         let operator = Operator::login(&broker);
-        House { authority, broker, operator, port }
+        House { broker, authority, operator, port }
     }
 
     fn credential(&self, name: &str, value: &Value) -> String {

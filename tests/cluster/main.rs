@@ -9,6 +9,7 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says why")]
 #![allow(clippy::disallowed_types, reason = "these tests run in real time")]
 
+mod administration;
 mod application_nodes;
 mod contract;
 #[path = "../crash/crew.rs"]
@@ -20,6 +21,7 @@ mod kafka_faults;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;
+mod places;
 #[path = "../crash/publisher.rs"]
 mod publisher;
 mod quota_outage;

@@ -1,0 +1,178 @@
+//! Every session of the cluster by its client id, counted where its claim stands in the log: so
+//! that `mqtt.sessions-limit` and `mqtt.application-clients-limit` hold over all nodes, however
+//! many claims are under way. A claim that comes to a full house is known from then on as one too
+//! many: it is not counted, and whoever made it takes it back.
+
+use std::collections::HashMap;
+
+use super::config::Config;
+use super::rows::SessionRow;
+use crate::mqtt::ClientId;
+
+/// Of what there would be one too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Excess {
+    Sessions,
+    Applications,
+}
+
+#[derive(Debug)]
+struct Entry {
+    row: SessionRow,
+    /// It counts; otherwise its end is on its way.
+    counts: bool,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    is: u64,
+    most: Option<u64>,
+}
+
+impl Count {
+    fn is_full(&self) -> bool {
+        self.most.is_some_and(|most| self.is >= most)
+    }
+}
+
+/// Bounded by the number of sessions of the cluster, and of claims that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Census {
+    entries: HashMap<ClientId, Entry, ahash::RandomState>,
+    sessions: Count,
+    applications: Count,
+}
+
+impl Census {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            sessions: Count { is: 0, most: config.sessions_limit },
+            applications: Count { is: 0, most: config.application_clients_limit },
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn get(&self, client_id: &ClientId) -> Option<&SessionRow> {
+        self.entries.get(client_id).map(|entry| &entry.row)
+    }
+
+    pub(super) fn clients(&self) -> Vec<ClientId> {
+        self.entries.keys().cloned().collect()
+    }
+
+    pub(super) fn is_full(&self, of: Excess) -> bool {
+        match of {
+            Excess::Sessions => self.sessions.is_full(),
+            Excess::Applications => self.applications.is_full(),
+        }
+    }
+
+    /// A claim stands in the log here: what it found, and whether it is one too many.
+    pub(super) fn claim(
+        &mut self,
+        client_id: &ClientId,
+        row: SessionRow,
+    ) -> (Option<SessionRow>, Option<Excess>) {
+        let before = self.take(client_id);
+        let counted = before.as_ref().filter(|before| before.counts).map(|before| &before.row);
+        let one_more = counted.is_none();
+        let newly = row.is_application() && !counted.is_some_and(SessionRow::is_application);
+        let excess = if one_more && self.sessions.is_full() {
+            Some(Excess::Sessions)
+        } else if newly && self.applications.is_full() {
+            Some(Excess::Applications)
+        } else {
+            None
+        };
+        self.put(client_id, Entry { row, counts: excess.is_none() });
+        (before.map(|before| before.row), excess)
+    }
+
+    /// What exists stays, also when a limit was lowered.
+    pub(super) fn load(&mut self, client_id: &ClientId, row: SessionRow) {
+        self.take(client_id);
+        self.put(client_id, Entry { row, counts: true });
+    }
+
+    /// The session's newest claim, told anew.
+    pub(super) fn update(&mut self, client_id: &ClientId, row: SessionRow) {
+        let counts = self.take(client_id).is_none_or(|before| before.counts);
+        self.put(client_id, Entry { row, counts });
+    }
+
+    pub(super) fn remove(&mut self, client_id: &ClientId) -> Option<SessionRow> {
+        self.take(client_id).map(|entry| entry.row)
+    }
+
+    fn take(&mut self, client_id: &ClientId) -> Option<Entry> {
+        let entry = self.entries.remove(client_id)?;
+        let by = u64::from(entry.counts);
+        self.sessions.is -= by;
+        self.applications.is -= if entry.row.is_application() { by } else { 0 };
+        Some(entry)
+    }
+
+    fn put(&mut self, client_id: &ClientId, entry: Entry) {
+        let by = u64::from(entry.counts);
+        self.sessions.is += by;
+        self.applications.is += if entry.row.is_application() { by } else { 0 };
+        self.entries.insert(client_id.clone(), entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mqtt::ProtocolVersion;
+
+    fn row(epoch: u64, application: bool) -> SessionRow {
+        let row = SessionRow::new(epoch, epoch, "a", ProtocolVersion::V5, 60, None, None);
+        row.of_application(application)
+    }
+
+    fn house(sessions: u64, applications: u64) -> Census {
+        let mut census = Census::default();
+        census.sessions.most = Some(sessions);
+        census.applications.most = Some(applications);
+        census
+    }
+
+    fn id(text: &str) -> ClientId {
+        ClientId::new(text)
+    }
+
+    /// QTA-05: the claims in front of the limit come in, those behind it do not and take nobody's
+    /// place; who has a session keeps its place; an end makes room for one.
+    #[test]
+    fn places_are_given_in_the_logs_order() {
+        let mut census = house(2, 9);
+        let excess: Vec<Option<Excess>> = ["a", "b", "c", "d"]
+            .iter()
+            .zip(1..)
+            .map(|(name, at)| census.claim(&id(name), row(at, false)).1)
+            .collect();
+        let too_many = Some(Excess::Sessions);
+        assert_eq!(excess, [None, None, too_many, too_many]);
+        assert_eq!(census.claim(&id("a"), row(5, false)).1, None, "it has a session");
+        census.update(&id("c"), row(3, false));
+        assert!(census.remove(&id("b")).is_some() && !census.is_full(Excess::Sessions));
+        let (before, excess) = census.claim(&id("c"), row(6, false));
+        assert_eq!((before, excess), (Some(row(3, false)), None), "there is room by now");
+        assert!(census.remove(&id("d")).is_some() && census.is_full(Excess::Sessions));
+    }
+
+    /// A session that becomes an APPLICATION client's takes one of their places.
+    #[test]
+    fn applications_are_counted_among_the_sessions() {
+        let mut census = house(3, 1);
+        assert_eq!(census.claim(&id("a"), row(1, true)).1, None);
+        assert_eq!(census.claim(&id("b"), row(2, false)).1, None);
+        assert_eq!(census.claim(&id("b"), row(3, true)).1, Some(Excess::Applications));
+        assert_eq!(census.claim(&id("a"), row(4, true)).1, None, "it has its place");
+        assert_eq!(census.claim(&id("a"), row(5, false)).1, None);
+        assert_eq!(census.claim(&id("b"), row(6, true)).1, None, "a place came free");
+        census.load(&id("c"), row(7, true));
+        assert_eq!(census.applications.is, 2, "what is stored stays");
+        assert_eq!(census.sessions.is, 3);
+    }
+}
