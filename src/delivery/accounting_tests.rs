@@ -12,7 +12,9 @@ use super::watermark::Watermark;
 use super::{Outbox, Outgoing, Toll};
 use crate::mqtt::{Delivery, QoS};
 use crate::storage::{Memory, MemoryConfig, Purse};
-use crate::telemetry::{Direction, DropReason, dropped_so_far, ledger};
+use crate::telemetry::{
+    Direction, DropReason, dropped_rows, dropped_so_far, while_ledger_is_locked,
+};
 
 const ROUNDS: usize = 10_000;
 
@@ -61,14 +63,14 @@ async fn a_lost_copy_allocates_nothing_and_waits_for_nobody() {
         let mut toll = Toll { outgoing: None, purse: &mut purse };
         outbox.offer(std::iter::repeat_n(copy, times), &mut toll);
     };
-    ledger::while_locked(|| ());
+    while_ledger_is_locked(|| ());
     // Over its mark, and the first loss has told its name.
     offer(100);
     assert!(!outbox.is_writable());
     let counted = || dropped_so_far(DropReason::ChannelNotWritable, Direction::Outbound);
     let before = counted();
-    let (told, tells) = mpsc::channel();
-    ledger::while_locked(|| {
+    let (told, tells) = mpsc::sync_channel(1);
+    while_ledger_is_locked(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 offer(1);
@@ -80,8 +82,8 @@ async fn a_lost_copy_allocates_nothing_and_waits_for_nobody() {
         });
     });
     assert!(counted() >= before + 1 + ROUNDS as u64);
-    let ours = |row: &ledger::DroppedRow| &*row.client == "a lost copy allocates nothing";
-    let rows: Vec<_> = ledger::rows().into_iter().filter(ours).collect();
+    let mut rows = dropped_rows();
+    rows.retain(|row| &*row.client == "a lost copy allocates nothing");
     assert_eq!(rows.len(), 1, "{rows:?}");
     assert!(&*rows[0].topic == "t" && rows[0].count > ROUNDS as u64, "{rows:?}");
 }

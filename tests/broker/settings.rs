@@ -83,7 +83,8 @@ const FLOW: [(&str, u64, u64); 9] = [
 ];
 
 /// OUT-1, IN-4, RM-1, RM-2, DEV-5: with all marks and windows as narrow as they can be, low and
-/// high mark equal, everything comes, one at a time; and so it does with all as wide as they can be.
+/// high mark equal, everything comes, one at a time; and so it does with all as wide as they can
+/// be.
 #[test]
 fn flow_control_works_at_both_ends_of_its_settings() {
     for widest in [false, true] {

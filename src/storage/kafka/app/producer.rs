@@ -82,12 +82,11 @@ impl Run {
 
     /// What went wrong with one of its records.
     fn note(&self, error: &KafkaError) {
-        match error.rdkafka_error_code() {
-            Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition) => {
-                self.gone.store(true, Ordering::Release);
-            }
-            Some(_) | None => {}
-        }
+        let gone = matches!(
+            error.rdkafka_error_code(),
+            Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition)
+        );
+        self.gone.fetch_or(gone, Ordering::AcqRel);
         self.failed.store(true, Ordering::Release);
     }
 }
