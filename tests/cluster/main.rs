@@ -47,6 +47,8 @@ mod backpressure;
 mod caps;
 #[path = "../broker/flow_control.rs"]
 mod flow_control;
+#[path = "../broker/flow_settings.rs"]
+mod flow_settings;
 #[path = "../broker/ledger.rs"]
 mod ledger;
 #[path = "../broker/limits.rs"]
