@@ -18,7 +18,7 @@ pub(super) const SHARE_FROM_BYTES: usize = 1024;
 const SHARED_BYTES: usize = 128;
 /// And such a share of what it was read with: an allocation ends at a page, and holds the headers
 /// of its messages, too.
-const SHARED_PART: usize = 16;
+const SHARED_PART: usize = 12;
 /// Buffers that a thread keeps for those it begins next; of those beyond, the memory goes.
 const SPARE_MAX: usize = 8;
 

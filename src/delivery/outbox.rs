@@ -137,8 +137,11 @@ impl Outbox {
     /// Ends what was done under one lock: writes what fits, and wakes the writer for the rest.
     pub(super) fn leave(&self, mut channel: MutexGuard<'_, Channel>) {
         let room = channel.write_now();
-        // A pause that has begun is ended by the writer's look at it.
-        let wake = channel.has_work() || room && channel.pause_due().is_some();
+        // A writer with a buffer in hand looks again when that has left. To wake it for what it
+        // can't write yet would cost a system call for every message to a client that is stuck. A
+        // pause that has begun is ended by the writer's look at it.
+        let work = channel.has_work() && !channel.writing;
+        let wake = work || room && channel.pause_due().is_some();
         channel.tell();
         let awaited = room && std::mem::take(&mut channel.awaited);
         if wake {

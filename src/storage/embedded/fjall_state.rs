@@ -19,7 +19,7 @@ const FIXED: [(Space, &str); 3] =
 const MEMTABLE: u64 = 16 << 20;
 /// The same for entries of queues: each costs about 128 bytes there when it is written and again
 /// when it is acknowledged, so that clients who take their backlog fill any size in no time.
-const ENTRIES_MEMTABLE: u64 = 4 << 20;
+const ENTRIES_MEMTABLE: u64 = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct FjallState {
