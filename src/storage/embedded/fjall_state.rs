@@ -14,9 +14,9 @@ const ENTRIES: &str = "entries";
 const FIXED: [(Space, &str); 3] =
     [(Space::Meta, "meta"), (Space::Queues, "queues"), (Space::Entries, ENTRIES)];
 
-/// What one keyspace holds in memory before it is written out; the library's default is four
-/// times as much, and there are nine keyspaces.
-const MEMTABLE: u64 = 16 << 20;
+/// What one keyspace holds in memory before it is written out. There are nine of them, and each
+/// fills up however little is written: with the library's 64 MiB a node would grow for days.
+const MEMTABLE: u64 = 4 << 20;
 /// The same for entries of queues: each costs about 128 bytes there when it is written and again
 /// when it is acknowledged, so that clients who take their backlog fill any size in no time.
 const ENTRIES_MEMTABLE: u64 = 2 << 20;
