@@ -1,13 +1,19 @@
-//! Nodes die, stand still and leave under load, one after another, and everybody is held to every
-//! acknowledgement. The publishers and subscribers are those of tests/crash.
+//! Nodes die, stand still and leave under load, brokers of Kafka and masters of Redis die, one after
+//! another, and everybody is held to every acknowledgement. The publishers and subscribers are those
+//! of tests/crash.
 //!
-//! `SLUICE_CLUSTER_FAULTS=30` runs the long form; `SLUICE_CRASH_SEED=…` repeats the kind of a run.
+//! `SLUICE_CLUSTER_FAULTS=30` runs the long forms; `SLUICE_CRASH_SEED=…` repeats the kind of a run.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
 
 use crate::crew::{Crew, subscribed};
-use crate::nodes::nodes;
+use crate::nodes::{nodes, nodes_with};
+use crate::redis_server::ask;
+use crate::services::{Services, services};
 use crate::support::{Broker, Level, Random};
 use crate::world::{Phase, World};
 
@@ -16,6 +22,8 @@ const PUBLISHERS: usize = 3;
 const SUBSCRIBERS: [(Level, u8); 3] = [(Level::V311, 1), (Level::V5, 2), (Level::V5, 1)];
 /// What was begun must be finished in this time after the last fault.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// What of Kafka and Redis came back must have all that it missed in this time.
+const CATCH_UP: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -27,12 +35,101 @@ enum Fault {
     Slept,
     /// An orderly end, and a start.
     Left,
+    /// All nodes leave and come back, one after another.
+    Rolled,
+    /// SIGKILL of one of three Kafka brokers, most often the leader of something.
+    KafkaKilled,
+    /// SIGKILL of Redis' master: Sentinel promotes a replica.
+    RedisKilled,
 }
 
-const ALL: [Fault; 4] = [Fault::Killed, Fault::Stopped, Fault::Left, Fault::Slept];
+const OF_NODES: [Fault; 4] = [Fault::Killed, Fault::Stopped, Fault::Left, Fault::Slept];
+const OF_ALL: [Fault; 7] = [
+    Fault::KafkaKilled,
+    Fault::RedisKilled,
+    Fault::Killed,
+    Fault::Stopped,
+    Fault::Rolled,
+    Fault::Left,
+    Fault::Slept,
+];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// What a number of tries is worth: the seed is printed.
+fn seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = number("SLUICE_CRASH_SEED").unwrap_or(now.as_nanos() as u64 % 1_000_000);
+    eprintln!("seed: SLUICE_CRASH_SEED={seed}");
+    seed
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + CATCH_UP;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never came: {what}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Three brokers of Kafka; a master of Redis with two replicas, watched by three Sentinels.
+struct Outside {
+    services: Services,
+    redis: Vec<u16>,
+}
+
+impl Outside {
+    fn start() -> Self {
+        let services = Services::start(&["--kafka", "3", "--redis", "sentinel"]).unwrap();
+        let redis = services.redis_ports();
+        Outside { services, redis }
+    }
+
+    /// Every partition has all its replicas in step.
+    fn kafka_is_whole(&self) -> bool {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.services.kafka());
+        let client: BaseConsumer = config.create().unwrap();
+        let Ok(seen) = client.fetch_metadata(None, Duration::from_secs(5)) else { return false };
+        let whole = |topic: &rdkafka::metadata::MetadataTopic| {
+            topic.partitions().iter().all(|one| one.isr().len() == one.replicas().len())
+        };
+        seen.brokers().len() == 3 && seen.topics().iter().all(whole)
+    }
+
+    /// Which of `redis1`, … is the master; `None`: there is none with two replicas in step.
+    fn redis_master(&self) -> Option<usize> {
+        let has = |port: u16, words: &[&str]| {
+            let info = ask(port, &["INFO", "replication"]).unwrap_or_default();
+            words.iter().all(|word| info.contains(word))
+        };
+        let in_step = ["role:master", "slave0:", "slave1:", "connected_slaves:2"];
+        let master = self.redis.iter().position(|port| has(*port, &in_step))?;
+        let follows = ["role:slave", "master_link_status:up"];
+        let count = self.redis.iter().filter(|port| has(**port, &follows)).count();
+        (count == 2).then_some(master)
+    }
+
+    fn suffer(&self, fault: Fault, random: &mut Random) {
+        let pause = Duration::from_millis(1000 + random.below(6000) as u64);
+        let name = if fault == Fault::KafkaKilled {
+            format!("kafka{}", 1 + random.below(3))
+        } else {
+            wait_until("a master with its replicas", || self.redis_master().is_some());
+            format!("redis{}", 1 + self.redis_master().unwrap_or_default())
+        };
+        eprintln!("{fault:?}: {name} for {pause:?}");
+        self.services.act("kill", &name);
+        std::thread::sleep(pause);
+        self.services.act("start", &name);
+        // A second one that went before the first is back could take with it what only it had.
+        match fault {
+            Fault::KafkaKilled => wait_until("replicas in step", || self.kafka_is_whole()),
+            _ => wait_until("a master with its replicas", || self.redis_master().is_some()),
+        }
+    }
 }
 
 /// Three nodes, and everybody at work.
@@ -41,19 +138,29 @@ struct Run {
     nodes: Vec<Broker>,
     random: Random,
     crew: Crew,
+    /// Behind the nodes, so that they go first.
+    outside: Option<Outside>,
 }
 
 impl Run {
-    fn start(seed: u64) -> Option<Run> {
+    fn start(seed: u64, outside: Option<Outside>) -> Option<Run> {
         // Warnings are due while nodes come and go; errors and panics are not.
-        let allowed = ["WARN", "this node ends"];
-        let nodes = nodes(NODES, &allowed)?;
+        let mut allowed = vec!["WARN", "this node ends"];
+        let nodes = match &outside {
+            None => nodes(NODES, &allowed)?,
+            Some(outside) => {
+                allowed.push("REDIS");
+                let settings = outside.services.settings();
+                let each = settings.iter().map(|(name, value)| (&**name, &**value));
+                nodes_with(NODES, &each.collect::<Vec<_>>(), &allowed)?
+            }
+        };
         let world = Arc::new(World::default());
         world.set_addresses(nodes.iter().map(Broker::address).collect());
         let mut random = Random::seeded(seed);
         let subscribers = subscribed(&world, &SUBSCRIBERS, &mut random);
         let crew = Crew::at_work(&world, subscribers, PUBLISHERS, &mut random);
-        Some(Run { world, nodes, random, crew })
+        Some(Run { world, nodes, random, crew, outside })
     }
 
     fn addresses_without(&self, gone: Option<usize>) {
@@ -62,7 +169,20 @@ impl Run {
     }
 
     fn suffer(&mut self, fault: Fault) {
-        let at = self.random.below(NODES);
+        match fault {
+            Fault::KafkaKilled | Fault::RedisKilled => {
+                let outside = self.outside.as_ref().expect("these faults need it");
+                outside.suffer(fault, &mut self.random);
+            }
+            Fault::Rolled => (0..NODES).for_each(|at| self.at_a_node(Fault::Left, at)),
+            Fault::Killed | Fault::Stopped | Fault::Slept | Fault::Left => {
+                let at = self.random.below(NODES);
+                self.at_a_node(fault, at);
+            }
+        }
+    }
+
+    fn at_a_node(&mut self, fault: Fault, at: usize) {
         eprintln!("{fault:?}: node {at}");
         self.addresses_without(Some(at));
         let pause = Duration::from_millis(self.random.below(6000) as u64);
@@ -89,8 +209,25 @@ impl Run {
                 node.stop();
                 node.start_again();
             }
+            Fault::Rolled | Fault::KafkaKilled | Fault::RedisKilled => {}
         }
         self.addresses_without(None);
+    }
+
+    /// The first faults are the first kinds, the others by chance; then everybody is asked.
+    fn through(mut self, kinds: &[Fault], faults: usize) {
+        for round in 0..faults {
+            std::thread::sleep(Duration::from_millis(500 + self.random.below(2000) as u64));
+            let fault = kinds.get(round).copied();
+            let fault = fault.unwrap_or_else(|| *self.random.pick(kinds));
+            self.suffer(fault);
+            if self.world.phase() == Phase::End {
+                break;
+            }
+        }
+        let (faults, came) = self.crew.finish(PATIENCE);
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+        assert!(came > 100, "only {came} messages: that was no load");
     }
 }
 
@@ -99,20 +236,17 @@ impl Run {
 /// is lost, while publishers and subscribers go from node to node.
 #[test]
 fn what_was_acknowledged_survives_the_faults_of_nodes() {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = number("SLUICE_CRASH_SEED").unwrap_or(now.as_nanos() as u64 % 1_000_000);
-    eprintln!("seed: SLUICE_CRASH_SEED={seed}");
-    let Some(mut run) = Run::start(seed) else { return };
-    let faults = number("SLUICE_CLUSTER_FAULTS").unwrap_or(4) as usize;
-    for round in 0..faults {
-        std::thread::sleep(Duration::from_millis(500 + run.random.below(2000) as u64));
-        let fault = ALL.get(round).copied().unwrap_or_else(|| *run.random.pick(&ALL));
-        run.suffer(fault);
-        if run.world.phase() == Phase::End {
-            break;
-        }
+    let Some(run) = Run::start(seed(), None) else { return };
+    run.through(&OF_NODES, number("SLUICE_CLUSTER_FAULTS").unwrap_or(4) as usize);
+}
+
+/// The same while brokers of Kafka (three, of which two must have a message) and masters of Redis
+/// die, too (STO-01, STO-03, design decision 6).
+#[test]
+fn what_was_acknowledged_survives_the_faults_of_kafka_and_redis() {
+    if services().is_none() {
+        return;
     }
-    let (faults, came) = run.crew.finish(PATIENCE);
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-    assert!(came > 100, "only {came} messages: that was no load");
+    let Some(run) = Run::start(seed(), Some(Outside::start())) else { return };
+    run.through(&OF_ALL, number("SLUICE_CLUSTER_FAULTS").unwrap_or(3) as usize);
 }

@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use serde_json::Value;
 use sluice::storage::{RedisAddress, RedisKind};
 
 /// Running services, and how they are reached.
@@ -68,6 +69,26 @@ impl Services {
     /// The variables by which a broker finds them.
     pub(crate) fn settings(&self) -> Vec<(String, String)> {
         self.settings.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// `kill`, `stop`, `cont` or `start` of one service, such as `kafka1`.
+    pub(crate) fn act(&self, action: &str, name: &str) {
+        let folder = &self.settings["SERVICES_DIR"];
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/services");
+        let status = Command::new(script).args(["node", action, name, "--dir", folder]).status();
+        assert!(status.unwrap().success(), "{action} {name}");
+    }
+
+    /// The port of each `redis1`, `redis2`, ….
+    pub(crate) fn redis_ports(&self) -> Vec<u16> {
+        let state = PathBuf::from(&self.settings["SERVICES_DIR"]).join("state.json");
+        let state: Value = serde_json::from_str(&std::fs::read_to_string(state).unwrap()).unwrap();
+        let port = |name: String| {
+            let words = state["commands"][name].as_array()?;
+            let at = words.iter().position(|word| word == "--port")? + 1;
+            words[at].as_str()?.parse().ok()
+        };
+        (1..).map_while(|number| port(format!("redis{number}"))).collect()
     }
 
     pub(crate) fn kafka(&self) -> &str {
