@@ -130,6 +130,7 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
         log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::behind(committed.position)),
+        backlog: Arc::default(),
         here: stores.peers.clone().map(|peers| Arc::new(Here::new(peers))),
         turn: if routing.shared_skip_non_writable { Turn::NextUsable } else { Turn::NextConnected },
         no_ids: Arc::from([]),

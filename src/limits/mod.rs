@@ -237,6 +237,8 @@ const _: () = assert!(CONNECTION_WORST_CASE_BYTES == 3_342_316);
 /// Messages of a log that were read and wait for their consumer, on Kafka; more stay in Kafka.
 pub const FEED_BYTES: usize = 32 << 20;
 pub const FEED_MESSAGES: usize = 262_144;
+/// Copies for queues that refuse them for now; with more, routing waits for the queues.
+pub const BACKLOG_BYTES: usize = 64 << 20;
 /// Copies for sessions of other nodes that may not be in their queues yet, on Kafka; more go into
 /// those queues from here.
 pub const KEPT_FOR_OTHERS_BYTES: usize = 256 << 20;

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Turn;
+use super::backlog::Backlog;
 use super::decisions::Decisions;
 use super::here::Here;
 use super::judge::Judge;
@@ -26,26 +27,40 @@ use crate::telemetry::{self, Direction, DropReason, metrics};
 /// How long to wait before a failed batch is tried again.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
 
-/// How far the dispatcher of a partition has come: what a retained cursor waits for.
+/// How far the dispatcher of a partition has come: what a retained cursor waits for; and how far
+/// the queues have: what a session that comes back waits for.
 #[derive(Debug, Default)]
 pub struct Progress {
     offset: AtomicU64,
+    /// At most `offset`: queues may be away.
+    queued: AtomicU64,
     moved: Notify,
 }
 
 impl Progress {
     /// Everything below the last commit was dispatched by an earlier run.
     pub fn behind(committed: Position) -> Self {
-        Self { offset: AtomicU64::new(committed.offset), moved: Notify::new() }
+        let offset = || AtomicU64::new(committed.offset);
+        Self { offset: offset(), queued: offset(), moved: Notify::new() }
     }
 
     /// Waits until everything below `offset` was dispatched. Cancel safe: yes.
     pub async fn reached(&self, offset: u64) {
+        self.passes(&self.offset, offset).await;
+    }
+
+    /// Waits until everything below `offset` was dispatched, and is in the queues that it is for.
+    /// Cancel safe: yes.
+    pub async fn queued(&self, offset: u64) {
+        self.passes(&self.queued, offset).await;
+    }
+
+    async fn passes(&self, which: &AtomicU64, offset: u64) {
         loop {
             let moved = self.moved.notified();
             tokio::pin!(moved);
             moved.as_mut().enable();
-            if self.offset.load(Ordering::Acquire) >= offset {
+            if which.load(Ordering::Acquire) >= offset {
                 return;
             }
             moved.await;
@@ -56,8 +71,17 @@ impl Progress {
         self.offset.load(Ordering::Acquire)
     }
 
-    fn advance(&self, to: Position) {
+    pub(super) fn advance(&self, to: Position, queued: bool) {
         self.offset.store(to.offset, Ordering::Release);
+        if queued {
+            self.queued.store(to.offset, Ordering::Release);
+        }
+        self.moved.notify_waiters();
+    }
+
+    /// What was dispatched is in the queues.
+    pub(super) fn caught_up(&self) {
+        self.queued.store(self.offset(), Ordering::Release);
         self.moved.notify_waiters();
     }
 }
@@ -72,6 +96,7 @@ pub struct Parts {
     pub log: Arc<dyn PublishLog>,
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
+    pub backlog: Arc<Backlog>,
     pub limits: Arc<Limits>,
     /// Among other nodes; `None`: there are none.
     pub here: Option<Arc<Here>>,
@@ -129,8 +154,11 @@ pub async fn run(
         }
         decisions.passed(batch.end);
         parts.subscriptions.advance(batch.end.offset);
-        consumer.commit(batch.end, &mut || parts.judge.encode());
-        parts.progress.advance(batch.end);
+        if parts.backlog.routed(&parts.progress, batch.end) {
+            consumer.commit(batch.end, &mut || parts.judge.encode());
+        } else {
+            consumer.passed(batch.end);
+        }
         metrics::CONSUMED_TOTAL.add(messages);
         metrics::CONSUMED_SUCCESSFUL.add(messages);
         metrics::CONSUMED_PACK_TIME.observe(started.elapsed());

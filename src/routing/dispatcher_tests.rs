@@ -65,6 +65,7 @@ fn parts(stores: &Stores, retained: RetainedTable) -> Parts {
         log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::default()),
+        backlog: Arc::default(),
         here: None,
         limits: Arc::default(),
         turn: Turn::NextConnected,

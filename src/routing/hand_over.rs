@@ -14,13 +14,15 @@ use super::runs::{Copy, Runs};
 use crate::delivery::{Outgoing, Slot, SlotView, Toll};
 use crate::storage::{
     Appended, DirectCopy, LogBatch, LogItem, MessageRef, Origin, Purse, QueueAppend, QueueEntry,
-    QueueKey, SourceId,
+    QueueKey, SourceId, StorageError,
 };
-use crate::telemetry::{self, Direction, DropReason, metrics};
+use crate::telemetry::{self, Direction, DropReason, Throttle, metrics};
+
+static REFUSED: Throttle = Throttle::per_minute();
 
 /// Copies on their way into one queue, and then to whoever reads it.
-struct Queued {
-    append: QueueAppend,
+pub(super) struct Queued {
+    pub(super) append: QueueAppend,
     slot: Option<Arc<Slot>>,
     /// By way of a subscription; else copies of a retained cursor.
     live: bool,
@@ -113,18 +115,36 @@ impl Parts {
     }
 
     async fn enqueue(&self, queued: Vec<Queued>) {
-        let started = Instant::now();
-        let appended = loop {
-            let appends = queued.iter().map(|one| one.append.clone()).collect();
-            match self.queues.append(appends).await {
-                Ok(appended) => break appended,
+        if !self.backlog.is_empty() {
+            return self.backlog.push(self, queued).await;
+        }
+        loop {
+            match self.append(&queued).await {
+                Ok(appended) => return self.appended(&queued, appended),
                 Err(error) => {
-                    tracing::warn!(%error, "device queues refuse; trying again");
+                    if let Some(unsaid) = REFUSED.ready() {
+                        tracing::warn!(%error, unsaid, "queues refuse: what is for them waits");
+                    }
+                    if self.here.is_some() {
+                        // What needs no queue goes on.
+                        return self.backlog.push(self, queued).await;
+                    }
                     tokio::time::sleep(RETRY).await;
                 }
             }
-        };
+        }
+    }
+
+    pub(super) async fn append(&self, queued: &[Queued]) -> Result<Vec<Appended>, StorageError> {
+        let started = Instant::now();
+        let appends = queued.iter().map(|one| one.append.clone()).collect();
+        let appended = self.queues.append(appends).await?;
         metrics::DEVICE_PACK_TIME.observe(started.elapsed());
+        Ok(appended)
+    }
+
+    /// They are in their queues: whoever reads these is told.
+    pub(super) fn appended(&self, queued: &[Queued], appended: Vec<Appended>) {
         for (Queued { append, slot, live }, appended) in queued.iter().zip(appended) {
             let Appended::Taken { first_seq, skipped } = appended else {
                 // The session ended between the match and here.

@@ -7,6 +7,7 @@
 //! (invariant 8).
 
 mod assign;
+mod backlog;
 mod charges;
 mod config;
 mod decisions;
@@ -30,6 +31,7 @@ mod subscribers;
 mod subscriptions;
 mod trie;
 
+pub use backlog::Backlog;
 pub use config::Config;
 pub use dispatcher::{Parts, Progress, run};
 pub use here::Here;

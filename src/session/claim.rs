@@ -27,6 +27,7 @@ use crate::telemetry::{Throttle, clock, metrics, task};
 const NOBODY: u64 = u64::MAX;
 
 static NO_PLAN: Throttle = Throttle::per_minute();
+static NO_QUEUE: Throttle = Throttle::per_minute();
 
 /// What a CONNECT asks for, after it was checked.
 pub(super) struct Ask {
@@ -92,6 +93,8 @@ pub(super) async fn claim(
     ask.tell_kind(is_one);
     // A resumed session is owed what waits for it, also on a connection with which it ends.
     let persistent = ask.expiry_s > 0 || resumes;
+    let queue = persistent.then(|| QueueKey::of(&ask.client_id, is_one));
+    let is_open = can_open(context, queue.as_ref(), incarnation, epoch).await;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
     let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox), is_one));
@@ -117,6 +120,9 @@ pub(super) async fn claim(
     }
     displace(context, &ask.client_id, old, resumes);
     wills::pay(context, &ask.client_id, session);
+    if !is_open {
+        return Err(give_up(context, &ask.client_id, &mut locked));
+    }
     if ask.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
@@ -124,8 +130,7 @@ pub(super) async fn claim(
     greet(&outbox, resumes);
     let view = SlotView { incarnation, persistent, application: is_one, outbox: Some(outbox) };
     show(context, &ask.client_id, view);
-    if persistent {
-        let queue = QueueKey::of(&ask.client_id, is_one);
+    if let Some(queue) = queue {
         attach_queue(context, &conn, queue, incarnation).await;
     }
     if context.directory.as_ref().is_some_and(|all| all.epoch(&ask.client_id) != Some(epoch)) {
@@ -137,13 +142,41 @@ pub(super) async fn claim(
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
 }
 
+/// Whether the session's queue is there for it: nothing is promised before. Where queues are the
+/// node's own, whoever has the claim stored has them, too.
+async fn can_open(
+    context: &Context,
+    queue: Option<&QueueKey>,
+    incarnation: u64,
+    epoch: u64,
+) -> bool {
+    let Some(queue) = queue.filter(|_| context.directory.is_some()) else { return true };
+    let opened = context.queues.open_as(queue, incarnation, epoch).await;
+    if let Err(error) = &opened
+        && let Some(unsaid) = NO_QUEUE.ready()
+    {
+        tracing::warn!(%queue, %error, unsaid, "a session is refused: its queue can't be opened");
+    }
+    opened.is_ok()
+}
+
+/// A session whose connection gets no CONNACK: its client is away, and its Will was never promised.
+fn give_up(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>) -> ReasonCode {
+    if let Some(session) = locked.session() {
+        (session.live, session.will) = (None, None);
+        session.offline_since_ms = Some(clock::wall_ms());
+    }
+    lifecycle::look(context, client_id, locked, true);
+    ReasonCode::ServerUnavailable
+}
+
 /// From here on the session's messages come from its queue.
 async fn attach_queue(context: &Context, conn: &Conn, queue: QueueKey, incarnation: u64) {
     match context.queues.open_as(&queue, incarnation, conn.epoch).await {
         Ok(state) => conn.outbox.attach_queue(queue, &state),
         Err(error) => {
             tracing::warn!(client = %conn.client_id, %error, "the queue can't be opened");
-            conn.end(End::Server(ReasonCode::ServerUnavailable));
+            conn.end(End::Storage);
         }
     }
 }
@@ -219,7 +252,7 @@ async fn win(
     }
     let resumes = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
     // Nothing in front of its beginning is for a new session.
-    let routed = context.progress.reached(if resumes { position.offset + 1 } else { 0 });
+    let routed = context.progress.queued(if resumes { position.offset + 1 } else { 0 });
     if tokio::time::timeout_at(deadline, routed).await.is_err() {
         cluster::surrender(context, &ask.client_id, locked, before, now);
         return Err(ReasonCode::ServerUnavailable);

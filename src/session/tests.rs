@@ -118,6 +118,7 @@ impl Node {
             log: Arc::clone(&stores.log),
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
+            backlog: Arc::default(),
             here: None,
             limits: Arc::default(),
             turn: Turn::NextConnected,

@@ -191,6 +191,10 @@ pub trait LogConsumer: Send {
     /// about to make the commit durable, and keeps both together: after a crash either an older
     /// pair or this one is found, never a mixture.
     fn commit(&mut self, position: Position, state: &mut dyn FnMut() -> Vec<u8>);
+
+    /// Everything up to `position` was dispatched, but is not to be committed yet: it no longer
+    /// counts as lag.
+    fn passed(&mut self, _position: Position) {}
 }
 
 /// The replicated tables.

@@ -11,6 +11,7 @@
 
 mod administration;
 mod application_nodes;
+mod cable;
 mod contract;
 #[path = "../crash/crew.rs"]
 mod crew;
@@ -21,6 +22,7 @@ mod kafka_faults;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;
+mod partition;
 mod places;
 #[path = "../crash/publisher.rs"]
 mod publisher;

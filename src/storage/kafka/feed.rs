@@ -31,7 +31,7 @@ enum Fed {
     Change(Change, bool),
 }
 
-/// A record that was read and not committed.
+/// A record that was read and not passed by the consumer.
 struct Waiting {
     offset: u64,
     bytes: u64,
@@ -147,7 +147,7 @@ impl Feed {
         self.inner.lock().read_to
     }
 
-    fn committed(&self, to: u64) {
+    fn passed(&self, to: u64) {
         let mut inner = self.inner.lock();
         while inner.waiting.front().is_some_and(|one| one.offset < to) {
             if let Some(one) = inner.waiting.pop_front() {
@@ -156,7 +156,7 @@ impl Feed {
         }
     }
 
-    /// Bytes and oldest age of what was read and not committed.
+    /// Bytes and oldest age of what was read and not passed.
     pub(super) fn lag(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let age = |one: &Waiting| wall_ms().saturating_sub(one.received_at_ms);
@@ -249,8 +249,12 @@ impl LogConsumer for Consumer {
         })
     }
 
+    fn passed(&mut self, position: Position) {
+        self.feed.passed(position.offset);
+    }
+
     fn commit(&mut self, position: Position, state: &mut dyn FnMut() -> Vec<u8>) {
-        self.feed.committed(position.offset);
+        self.feed.passed(position.offset);
         if let Some(tables) = &self.tables {
             tables.may_write();
         }
@@ -289,7 +293,7 @@ mod tests {
         assert_eq!((second.items[0].0, second.end), (at(3), at(5)));
         assert!(matches!(feed.take(9), Taken::Nothing));
         assert!(feed.lag().0 > 0);
-        feed.committed(4);
+        feed.passed(4);
         assert_eq!(feed.lag(), (0, 0));
     }
 

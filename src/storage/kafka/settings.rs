@@ -140,6 +140,10 @@ impl KafkaSettings {
     pub(super) fn scribe(&self) -> ClientConfig {
         let mut scribe = self.producer(&self.config.topics.state);
         scribe.set("message.max.bytes", STATE_BYTES.to_string());
+        // A topic's bound is one of batches, and tables have a narrower one than commits.
+        let asked = scribe.get("batch.size").and_then(|bytes| bytes.parse().ok());
+        let batch = asked.unwrap_or(usize::MAX).min(self.max_message_bytes());
+        scribe.set("batch.size", batch.to_string());
         scribe
     }
 
@@ -249,6 +253,16 @@ mod tests {
         let number = |key| producer.get(key).and_then(|value| value.parse::<u32>().ok());
         assert!(number("linger.ms").is_some_and(|millis| millis <= 20));
         assert!(number("batch.size").is_some_and(|bytes| bytes <= 1 << 20));
+    }
+
+    /// Rows are written in batches that their topics take, however narrow records are.
+    #[test]
+    fn batches_of_rows_fit_their_topics() {
+        for max_record_bytes in [1, 200_000, 16 << 20] {
+            let settings = KafkaSettings { max_record_bytes, ..settings(&[]) };
+            let batch: usize = settings.scribe().get("batch.size").unwrap().parse().unwrap();
+            assert!(batch <= settings.max_message_bytes(), "{batch} for {max_record_bytes}");
+        }
     }
 
     /// Decision 5: no configuration makes the stream of a producer lose its order or its acks.

@@ -215,6 +215,8 @@ catalogue! {
         "Bytes appended to the publish log.";
     Timer LOG_SYNC = "publishLogSync_seconds",
         "Time of one group commit, write and sync; on Kafka, until one batch is confirmed.";
+    Gauge QUEUE_BACKLOG_BYTES = "queueBacklogBytes",
+        "Bytes of copies that wait for queues that refuse them; at 64 MiB dispatch waits.";
     Gauge LOG_LAG_BYTES = "publishLogLagBytes",
         "Bytes in the publish log that wait for dispatch.";
     Gauge LOG_LAG_MS = "publishLogLagMs",
