@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use bytes::Bytes;
+
 use super::config::Config;
 use super::rows::SessionRow;
 use crate::mqtt::ClientId;
@@ -16,11 +18,21 @@ pub(super) enum Excess {
     Applications,
 }
 
+/// A session as its row has it. Most of them are another node's and away: they are kept as they were
+/// read, which the table's own memory shares.
 #[derive(Debug)]
 struct Entry {
-    row: SessionRow,
+    row: Bytes,
+    epoch: u64,
+    application: bool,
     /// It counts; otherwise its end is on its way.
     counts: bool,
+}
+
+impl Entry {
+    fn read(&self) -> Option<SessionRow> {
+        SessionRow::decode(&self.row).ok()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +64,12 @@ impl Census {
         }
     }
 
-    pub(super) fn get(&self, client_id: &ClientId) -> Option<&SessionRow> {
-        self.entries.get(client_id).map(|entry| &entry.row)
+    pub(super) fn get(&self, client_id: &ClientId) -> Option<SessionRow> {
+        self.entries.get(client_id)?.read()
+    }
+
+    pub(super) fn epoch(&self, client_id: &ClientId) -> Option<u64> {
+        self.entries.get(client_id).map(|entry| entry.epoch)
     }
 
     pub(super) fn clients(&self) -> Vec<ClientId> {
@@ -71,52 +87,56 @@ impl Census {
     pub(super) fn claim(
         &mut self,
         client_id: &ClientId,
-        row: SessionRow,
+        now: &SessionRow,
+        row: Bytes,
     ) -> (Option<SessionRow>, Option<Excess>) {
         let before = self.take(client_id);
-        let counted = before.as_ref().filter(|before| before.counts).map(|before| &before.row);
-        let one_more = counted.is_none();
-        let newly = row.is_application() && !counted.is_some_and(SessionRow::is_application);
-        let excess = if one_more && self.sessions.is_full() {
+        let counted = before.as_ref().filter(|before| before.counts);
+        let application = now.is_application();
+        let excess = if counted.is_none() && self.sessions.is_full() {
             Some(Excess::Sessions)
-        } else if newly && self.applications.is_full() {
+        } else if application
+            && !counted.is_some_and(|before| before.application)
+            && self.applications.is_full()
+        {
             Some(Excess::Applications)
         } else {
             None
         };
-        self.put(client_id, Entry { row, counts: excess.is_none() });
-        (before.map(|before| before.row), excess)
+        self.put(client_id, now, row, excess.is_none());
+        (before.and_then(|before| before.read()), excess)
     }
 
     /// What exists stays, also when a limit was lowered.
-    pub(super) fn load(&mut self, client_id: &ClientId, row: SessionRow) {
+    pub(super) fn load(&mut self, client_id: &ClientId, now: &SessionRow, row: Bytes) {
         self.take(client_id);
-        self.put(client_id, Entry { row, counts: true });
+        self.put(client_id, now, row, true);
     }
 
     /// The session's newest claim, told anew.
-    pub(super) fn update(&mut self, client_id: &ClientId, row: SessionRow) {
+    pub(super) fn update(&mut self, client_id: &ClientId, now: &SessionRow, row: Bytes) {
         let counts = self.take(client_id).is_none_or(|before| before.counts);
-        self.put(client_id, Entry { row, counts });
+        self.put(client_id, now, row, counts);
     }
 
     pub(super) fn remove(&mut self, client_id: &ClientId) -> Option<SessionRow> {
-        self.take(client_id).map(|entry| entry.row)
+        self.take(client_id)?.read()
     }
 
     fn take(&mut self, client_id: &ClientId) -> Option<Entry> {
         let entry = self.entries.remove(client_id)?;
         let by = u64::from(entry.counts);
         self.sessions.is -= by;
-        self.applications.is -= if entry.row.is_application() { by } else { 0 };
+        self.applications.is -= if entry.application { by } else { 0 };
         Some(entry)
     }
 
-    fn put(&mut self, client_id: &ClientId, entry: Entry) {
-        let by = u64::from(entry.counts);
+    fn put(&mut self, client_id: &ClientId, now: &SessionRow, row: Bytes, counts: bool) {
+        let (epoch, application) = (now.epoch, now.is_application());
+        let by = u64::from(counts);
         self.sessions.is += by;
-        self.applications.is += if entry.row.is_application() { by } else { 0 };
-        self.entries.insert(client_id.clone(), entry);
+        self.applications.is += if application { by } else { 0 };
+        self.entries.insert(client_id.clone(), Entry { row, epoch, application, counts });
     }
 }
 
@@ -128,6 +148,11 @@ mod tests {
     fn row(epoch: u64, application: bool) -> SessionRow {
         let row = SessionRow::new(epoch, epoch, "a", ProtocolVersion::V5, 60, None, None);
         row.of_application(application)
+    }
+
+    fn claims(census: &mut Census, name: &str, row: SessionRow) -> Option<Excess> {
+        let value = row.row(&id(name)).value.expect("no end");
+        census.claim(&id(name), &row, value).1
     }
 
     fn house(sessions: u64, applications: u64) -> Census {
@@ -149,15 +174,17 @@ mod tests {
         let excess: Vec<Option<Excess>> = ["a", "b", "c", "d"]
             .iter()
             .zip(1..)
-            .map(|(name, at)| census.claim(&id(name), row(at, false)).1)
+            .map(|(name, at)| claims(&mut census, name, row(at, false)))
             .collect();
         let too_many = Some(Excess::Sessions);
         assert_eq!(excess, [None, None, too_many, too_many]);
-        assert_eq!(census.claim(&id("a"), row(5, false)).1, None, "it has a session");
-        census.update(&id("c"), row(3, false));
+        assert_eq!(claims(&mut census, "a", row(5, false)), None, "it has a session");
+        let again = row(3, false);
+        census.update(&id("c"), &again, again.row(&id("c")).value.expect("no end"));
         assert!(census.remove(&id("b")).is_some() && !census.is_full(Excess::Sessions));
-        let (before, excess) = census.claim(&id("c"), row(6, false));
-        assert_eq!((before, excess), (Some(row(3, false)), None), "there is room by now");
+        let now = row(6, false);
+        let found = census.claim(&id("c"), &now, now.row(&id("c")).value.expect("no end"));
+        assert_eq!(found, (Some(row(3, false)), None), "there is room by now");
         assert!(census.remove(&id("d")).is_some() && census.is_full(Excess::Sessions));
     }
 
@@ -165,13 +192,14 @@ mod tests {
     #[test]
     fn applications_are_counted_among_the_sessions() {
         let mut census = house(3, 1);
-        assert_eq!(census.claim(&id("a"), row(1, true)).1, None);
-        assert_eq!(census.claim(&id("b"), row(2, false)).1, None);
-        assert_eq!(census.claim(&id("b"), row(3, true)).1, Some(Excess::Applications));
-        assert_eq!(census.claim(&id("a"), row(4, true)).1, None, "it has its place");
-        assert_eq!(census.claim(&id("a"), row(5, false)).1, None);
-        assert_eq!(census.claim(&id("b"), row(6, true)).1, None, "a place came free");
-        census.load(&id("c"), row(7, true));
+        assert_eq!(claims(&mut census, "a", row(1, true)), None);
+        assert_eq!(claims(&mut census, "b", row(2, false)), None);
+        assert_eq!(claims(&mut census, "b", row(3, true)), Some(Excess::Applications));
+        assert_eq!(claims(&mut census, "a", row(4, true)), None, "it has its place");
+        assert_eq!(claims(&mut census, "a", row(5, false)), None);
+        assert_eq!(claims(&mut census, "b", row(6, true)), None, "a place came free");
+        let stored = row(7, true);
+        census.load(&id("c"), &stored, stored.row(&id("c")).value.expect("no end"));
         assert_eq!(census.applications.is, 2, "what is stored stays");
         assert_eq!(census.sessions.is, 3);
     }

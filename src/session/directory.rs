@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -63,12 +64,12 @@ impl Directory {
     }
 
     pub(super) fn get(&self, client_id: &ClientId) -> Option<SessionRow> {
-        self.census.lock().get(client_id).cloned()
+        self.census.lock().get(client_id)
     }
 
     /// The fencing epoch of the session as far as the log was read.
     pub(super) fn epoch(&self, client_id: &ClientId) -> Option<u64> {
-        self.census.lock().get(client_id).map(|row| row.epoch)
+        self.census.lock().epoch(client_id)
     }
 
     /// Whether one more would be too many, as far as the log was read.
@@ -113,14 +114,20 @@ impl Directory {
     }
 
     /// Takes up a stored row at start, before anything runs.
-    pub(super) fn load(&self, context: &Context, client_id: &ClientId, row: &SessionRow) {
+    pub(super) fn load(
+        &self,
+        context: &Context,
+        client_id: &ClientId,
+        row: &SessionRow,
+        value: Bytes,
+    ) {
         let slot = context.slots.ensure(client_id);
         let (incarnation, persistent) = (row.incarnation, row.expiry_s > 0);
         let application = row.is_application();
         slot.set(SlotView { incarnation, persistent, application, outbox: None });
         slot.set_home(&Arc::from(&*row.node), row.epoch);
         slot.set_connected_elsewhere(self.is_connected(row));
-        self.census.lock().load(client_id, row.clone());
+        self.census.lock().load(client_id, row, value);
     }
 
     /// Whether it is connected to another node that lives.
@@ -150,8 +157,8 @@ impl Directory {
         self.tell(client_id);
     }
 
-    fn claimed(&self, context: &Context, client_id: &ClientId, now: SessionRow) {
-        let (before, excess) = self.census.lock().claim(client_id, now.clone());
+    fn claimed(&self, context: &Context, client_id: &ClientId, now: SessionRow, value: Bytes) {
+        let (before, excess) = self.census.lock().claim(client_id, &now, value);
         let ours = *now.node == **self.peers.node();
         let fresh = context.slots.by_client(client_id.as_str()).is_none();
         let slot = context.slots.ensure(client_id);
@@ -206,9 +213,9 @@ impl Follower for Follow {
                     directory.news.lock().bids.insert(client_id.clone(), (now.epoch, bid));
                     directory.woken.notify_one();
                 }
-                directory.census.lock().update(&client_id, now);
+                directory.census.lock().update(&client_id, &now, value.clone());
             }
-            Ok(now) => directory.claimed(&context, &client_id, now),
+            Ok(now) => directory.claimed(&context, &client_id, now, value.clone()),
             Err(error) => tracing::error!(%error, "a session's row was not understood"),
         }
     }

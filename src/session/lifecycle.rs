@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::cluster;
 use super::conn::{Conn, End};
 use super::context::Context;
@@ -236,7 +238,7 @@ pub(super) fn load(
 ) -> Result<Option<Row>, StorageError> {
     let mut row = SessionRow::decode(value)?;
     if let Some(directory) = &context.directory {
-        directory.load(context, client_id, &row);
+        directory.load(context, client_id, &row, Bytes::copy_from_slice(value));
         if !directory.owns(client_id, &row) {
             return Ok(None);
         }

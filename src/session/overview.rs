@@ -208,24 +208,43 @@ impl Sessions {
     /// Has the node that has the session do it, through the log, and waits until it is done.
     async fn ask(&self, client_id: &ClientId, session_id: Option<u64>, bid: Bid) -> bool {
         let Some(directory) = &self.context.directory else { return false };
-        let meant = |row: &SessionRow| session_id.is_none_or(|asked| asked == row.epoch);
-        let Some(row) = directory.get(client_id).filter(meant) else { return false };
-        if bid == Bid::Disconnect && !directory.is_connected(&row) {
-            return false;
-        }
-        let (sink, mut settled) = once();
-        let rows = vec![rows::asked(client_id, row.epoch, bid)];
-        self.context.tables.put(rows, Durability::Durable, sink, 0);
-        let is_done = |now: SessionRow| {
-            now.epoch != row.epoch || bid == Bid::Disconnect && now.offline_since_ms.is_some()
-        };
-        let done = async {
-            settled.outcome().await;
-            while !directory.get(client_id).is_none_or(is_done) {
-                tokio::time::sleep(LOOK_AGAIN).await;
+        let asked = self.ask_until_heard(directory, client_id, session_id, bid);
+        tokio::time::timeout(self.context.config.append_timeout, asked).await == Ok(true)
+    }
+
+    async fn ask_until_heard(
+        &self,
+        directory: &Directory,
+        client_id: &ClientId,
+        session_id: Option<u64>,
+        bid: Bid,
+    ) -> bool {
+        loop {
+            let row = directory.get(client_id);
+            let meant = |row: &SessionRow| session_id.is_none_or(|asked| asked == row.epoch);
+            let Some(row) = row.filter(meant) else { return false };
+            if bid == Bid::Disconnect && !directory.is_connected(&row) {
+                return false;
             }
-        };
-        tokio::time::timeout(self.context.config.append_timeout, done).await.is_ok()
+            let (sink, mut settled) = once();
+            let rows = vec![rows::asked(client_id, row.epoch, bid)];
+            self.context.tables.put(rows, Durability::Durable, sink, 0);
+            let AppendOutcome::Stored(at) = settled.outcome().await else { return false };
+            let is_done = |now: &SessionRow| {
+                let away = now.offline_since_ms.is_some();
+                now.epoch != row.epoch || bid == Bid::Disconnect && away
+            };
+            let now = loop {
+                match directory.get(client_id) {
+                    Some(now) if !is_done(&now) => tokio::time::sleep(LOOK_AGAIN).await,
+                    now => break now,
+                }
+            };
+            // Another claim stood in front of the order, which was about the one before.
+            if now.is_none_or(|now| now.epoch == row.epoch || now.epoch > at.offset) {
+                return true;
+            }
+        }
     }
 
     /// Waits until nothing of the session is left, on the medium either; one that has come since

@@ -377,6 +377,36 @@ fn a_session_goes_on_across_levels() {
     broker.await_metric("subscriptions", 0.0);
 }
 
+/// STO-04, MQTT-4.5.0-1: a client that acknowledges slowly, over many short connections, gets
+/// everything in order; what it acknowledged does not come again, and nothing else is passed over.
+#[test]
+fn slow_acknowledgements_over_reconnects_pass_nothing_over() {
+    const ALL: usize = 200;
+    let broker = Broker::start();
+    let connect = Connect::v5("slow").persistent().with(prop::receive_maximum(10));
+    let mut slow = Client::connect(&broker, &connect);
+    slow.subscribe("t", 1);
+    slow.disconnect();
+    let mut publisher = Client::connect(&broker, &Connect::v5("publisher"));
+    let (mut next, mut published) = (0, 0);
+    while next < ALL {
+        while published < ALL.min(next + 40) {
+            publisher.publish("t", published.to_string(), 1);
+            published += 1;
+        }
+        let mut slow = Client::connect(&broker, &connect);
+        assert!(slow.session_present);
+        let got: Vec<_> = (next..ALL.min(next + 10)).map(|_| slow.expect_publish()).collect();
+        for (number, publish) in (next..).zip(&got) {
+            assert_eq!(publish.payload(), number.to_string());
+        }
+        got.iter().take(7).for_each(|publish| slow.send(&wire::ack(4, publish.id)));
+        next += got.len().min(7);
+        slow.ping();
+        slow.reset();
+    }
+}
+
 /// Section 4.12, MQTT-4.12.0-6: this node knows no authentication method, so AUTH is a protocol
 /// error, before and after CONNECT.
 #[test]

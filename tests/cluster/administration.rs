@@ -56,24 +56,22 @@ fn every_node_lists_the_sessions_of_all() {
     // The others were reset or said goodbye; those that outlive that are there.
     let away = (0..24).filter(|number| number % 2 == 0 && (number + 2) % 4 < 2).count() as u64;
     for (node, operator) in nodes.iter().zip(&operators) {
-        node.eventually("the totals are true", |_| {
+        node.eventually("the lists are true", |_| {
             let totals = operator.get("/api/client-session/info").ok();
-            totals["connectedCount"] == connected && totals["disconnectedCount"] == away
+            let all = operator.get("/api/subscription/all?pageSize=1000").ok();
+            let true_totals = totals["connectedCount"] == connected
+                && totals["disconnectedCount"] == away
+                && all["totalElements"] == connected + away;
+            true_totals && sessions(operator) == sessions(&operators[0])
         });
+        let one = operator.get("/api/client-session?clientId=c2").ok();
+        assert_eq!(one["subscriptions"][0]["topicFilter"], "t/2", "{one}");
     }
-    let first = sessions(&operators[0]);
-    for session in first.values() {
+    for session in sessions(&operators[0]).values() {
         let is_there = session["connectionState"] == "CONNECTED";
         assert_eq!(is_there, clients.contains_key(session["clientId"].as_str().unwrap()));
         assert_eq!(session["subscriptionsCount"], 1, "{session}");
         assert_eq!(session["clientIpAdr"].is_string(), is_there, "{session}");
-    }
-    for operator in &operators {
-        assert_eq!(sessions(operator), first);
-        let all = operator.get("/api/subscription/all?pageSize=1000").ok();
-        assert_eq!(all["totalElements"], connected + away);
-        let one = operator.get("/api/client-session?clientId=c2").ok();
-        assert_eq!(one["subscriptions"][0]["topicFilter"], "t/2", "{one}");
     }
 }
 
@@ -91,6 +89,7 @@ fn any_node_ends_sessions_of_others() {
     let order = |what: &str| format!("/api/client-session/{what}?clientId=client");
     let known =
         |name: &str| operators[0].get(&format!("/api/client-session?clientId={name}")).status;
+    nodes[0].eventually("the other node's session is known", |_| known("client") == 200);
     assert_eq!(operators[0].delete(&format!("{}&sessionId=1", order("disconnect"))).status, 404);
     assert_eq!(operators[0].delete(&order("disconnect")).status, 200);
     client.expect_refusal(&[0x98]);
@@ -105,9 +104,11 @@ fn any_node_ends_sessions_of_others() {
     let client = Client::connect(&nodes[1], &connect);
     assert!(!client.session_present);
     client.disconnect();
+    nodes[0].eventually("the other node's session is known", |_| known("client") == 200);
     assert_eq!(operators[0].delete(&order("remove")).status, 200, "away, on the other node");
     assert_eq!(known("client"), 404);
     drop(Client::connect(&nodes[1], &Connect::v5("orphan").persistent()));
+    nodes[0].eventually("the other node's session is known", |_| known("orphan") == 200);
     nodes[1].kill();
     nodes[0].eventually("the session of a dead node can be removed", |_| {
         operators[0].delete("/api/client-session/remove?clientId=orphan").status == 200

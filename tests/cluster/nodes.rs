@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::services::services;
-use crate::support::{AckKind, Broker, Client, Connect, Start, Will, wire};
+use crate::support::{AckKind, Broker, Client, Connect, Level, Packet, Start, Will, wire};
 
 /// Nodes `a`, `b`, … on one Kafka and one Redis; none where there are no services.
 pub(crate) fn nodes(count: usize, allowed: &[&str]) -> Option<Vec<Broker>> {
@@ -242,6 +242,38 @@ fn a_node_that_wakes_late_has_no_part_any_more() {
     assert_eq!(new.take().payload(), "to the new one");
     watcher.ping();
     watcher.expect_silence(Duration::from_millis(100));
+}
+
+/// CLU-05, ORD-05: filters of their own, which many clients subscribe to at once on all nodes, are
+/// granted, and get what is published on another node behind each SUBACK.
+#[test]
+fn many_wildcards_on_all_nodes_lose_nothing() {
+    const CLIENTS: usize = 150;
+    let Some(nodes) = nodes(3, &[]) else { return };
+    let connect = |number: usize| client(&nodes[number % 3], &format!("c{number}"));
+    let mut clients: Vec<Client> = (0..CLIENTS).map(connect).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        let filters: Vec<String> = (0..5).map(|k| format!("c/{number}/{k}/+/#")).collect();
+        let filters: Vec<(&[u8], u8)> = filters.iter().map(|one| (one.as_bytes(), 1)).collect();
+        client.send(&wire::subscribe(client.level, 1, &[], &filters));
+    }
+    let mut publishers = [0, 1, 2].map(|node| client(&nodes[node], &format!("p{node}")));
+    for (number, client) in clients.iter_mut().enumerate() {
+        match client.recv() {
+            Packet::Suback { codes, .. } => assert_eq!(codes, [1; 5]),
+            other => panic!("{other:?}"),
+        }
+        let publisher = &mut publishers[(number + 1) % 3];
+        let publish = |k: u16| {
+            let (topic, payload) = (format!("c/{number}/{k}/x/y"), k.to_string());
+            wire::publish(Level::V5, 2, topic, k + 1, &[], payload)
+        };
+        publisher.send(&(0..5).flat_map(publish).collect::<Vec<u8>>());
+        publisher.acknowledged_all(AckKind::Puback, 1..=5);
+    }
+    for client in &mut clients {
+        assert_eq!(payloads(client, 5), numbers(0..5));
+    }
 }
 
 /// SES-06: a node that leaves in good order hands on what it has.
