@@ -8,7 +8,7 @@ use super::packet_ids::{InFlight, Stage};
 use crate::codec::{self, AckKind};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{AppendOutcome, AppendSink, QueueKey};
-use crate::telemetry::metrics;
+use crate::telemetry::{fail_point, metrics};
 
 /// The ticket of an id reservation; tickets of PUBREC records count up from the next number.
 pub(super) const RESERVE_TICKET: u64 = 0;
@@ -68,6 +68,7 @@ impl Outbox {
                 metrics::APP_RELEASED.add(released as u64);
             }
             if !done.is_empty() {
+                fail_point::pass("delivery.acknowledged");
                 self.queues.ack(&queue, incarnation, &done, sent_below);
             }
             if !received.is_empty() {

@@ -22,7 +22,7 @@ use crate::mqtt::QoS;
 use crate::storage::{
     Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, Origin, Position, PublishLog,
 };
-use crate::telemetry::{self, Direction, DropReason, metrics};
+use crate::telemetry::{self, Direction, DropReason, fail_point, metrics};
 
 /// How long to wait before a failed batch is tried again.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
@@ -152,6 +152,7 @@ pub async fn run(
             metrics::SUBSCRIPTION_LOOKUP.observe(begun.elapsed());
             parts.hand_over(&batch, stretch, &runs, &mut decisions).await;
         }
+        fail_point::pass("batch.dispatched");
         decisions.passed(batch.end);
         parts.subscriptions.advance(batch.end.offset);
         if parts.backlog.routed(&parts.progress, batch.end) {

@@ -16,7 +16,7 @@ use crate::storage::{
     Appended, DirectCopy, LogBatch, LogItem, MessageRef, Origin, Purse, QueueAppend, QueueEntry,
     QueueKey, SourceId, StorageError,
 };
-use crate::telemetry::{self, Direction, DropReason, Throttle, metrics};
+use crate::telemetry::{self, Direction, DropReason, Throttle, fail_point, metrics};
 
 static REFUSED: Throttle = Throttle::per_minute();
 
@@ -138,7 +138,9 @@ impl Parts {
     pub(super) async fn append(&self, queued: &[Queued]) -> Result<Vec<Appended>, StorageError> {
         let started = Instant::now();
         let appends = queued.iter().map(|one| one.append.clone()).collect();
+        fail_point::pass("queue.appending");
         let appended = self.queues.append(appends).await?;
+        fail_point::pass("queue.appended");
         metrics::DEVICE_PACK_TIME.observe(started.elapsed());
         Ok(appended)
     }

@@ -18,8 +18,8 @@ pub(super) enum Excess {
     Applications,
 }
 
-/// A session as its row has it. Most of them are another node's and away: they are kept as they were
-/// read, which the table's own memory shares.
+/// A session as its row has it. Most of them are another node's and away: they are kept as they
+/// were read, which the table's own memory shares.
 #[derive(Debug)]
 struct Entry {
     row: Bytes,

@@ -21,7 +21,7 @@ use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::{ClientType, Grant};
 use crate::storage::once;
 use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey, QueueState, StorageError};
-use crate::telemetry::{Throttle, clock, metrics, task};
+use crate::telemetry::{Throttle, clock, fail_point, metrics, task};
 
 /// No connection's epoch: nobody may append while a claim is on its way.
 const NOBODY: u64 = u64::MAX;
@@ -254,6 +254,7 @@ async fn win(
             return Err(ReasonCode::ServerUnavailable);
         }
     };
+    fail_point::pass("claim.stored");
     let Some(Found { before, now, excess }) = directory.found(&ask.client_id, position) else {
         return Err(ReasonCode::ServerUnavailable);
     };

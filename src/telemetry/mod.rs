@@ -10,6 +10,7 @@ mod config;
 mod counted;
 mod doors;
 mod drop_reason;
+pub mod fail_point;
 pub mod ledger;
 mod logging;
 mod losses;

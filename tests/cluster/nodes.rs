@@ -18,18 +18,28 @@ pub(crate) fn nodes_with(
     settings: &[(&str, &str)],
     allowed: &[&str],
 ) -> Option<Vec<Broker>> {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let settings: Vec<(String, String)> = settings.iter().map(own).collect();
+    settled_nodes(&vec![settings; count], allowed)
+}
+
+/// The same, each with settings of its own.
+pub(crate) fn settled_nodes(
+    settings: &[Vec<(String, String)>],
+    allowed: &[&str],
+) -> Option<Vec<Broker>> {
     static CLUSTERS: AtomicU32 = AtomicU32::new(0);
     services()?;
     let prefix = format!("n{}.", CLUSTERS.fetch_add(1, Ordering::Relaxed));
-    let start = |node: &str| {
+    let start = |(node, own): (&str, &Vec<(String, String)>)| {
         let start = Start::new()
             .env("TB_SERVICE_ID", node)
             .env("TB_KAFKA_PREFIX", &prefix)
             .env("CACHE_PREFIX", &prefix);
-        let start = settings.iter().fold(start, |start, (name, value)| start.env(name, value));
+        let start = own.iter().fold(start, |start, (name, value)| start.env(name, value));
         allowed.iter().fold(start, |start, text| start.allow_log(text)).start()
     };
-    Some(["a", "b", "c"].into_iter().take(count).map(start).collect())
+    Some(["a", "b", "c"].into_iter().zip(settings).map(start).collect())
 }
 
 fn client(broker: &Broker, id: &str) -> Client {

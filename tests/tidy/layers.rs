@@ -25,8 +25,9 @@ const ROOMS: [(&str, u8); 17] = [
 
 /// Modules that another room may name: part of the door, because the name is the better half of
 /// what they offer (`telemetry::task::spawn`). The second list says who; empty is everybody.
-const SIDE_DOORS: [(&str, &[&str]); 7] = [
+const SIDE_DOORS: [(&str, &[&str]); 8] = [
     ("telemetry::clock", &[]),
+    ("telemetry::fail_point", &[]),
     ("telemetry::ledger", &["admin", "broker"]),
     ("telemetry::metrics", &[]),
     ("telemetry::task", &[]),

@@ -18,7 +18,7 @@ use crate::security::Grant;
 use crate::session::budget::Budget;
 use crate::session::conn::{Conn, End};
 use crate::storage::{AppendOutcome, AppendSink, Charge, MessageRef, Quota};
-use crate::telemetry::{self, Direction, DropReason, metrics};
+use crate::telemetry::{self, Direction, DropReason, fail_point, metrics};
 
 /// One connection's open appends. Bounded by the read-ahead: when it is full the socket is not
 /// read (IN-4).
@@ -235,6 +235,7 @@ impl AppendSink for AckWindow {
             return;
         };
         pending.waits = pending.waits.saturating_sub(1);
+        fail_point::pass("publish.stored");
         match outcome {
             AppendOutcome::Stored(_) => pending.stored = true,
             // In doubt outweighs surely not stored.

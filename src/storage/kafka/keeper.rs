@@ -18,6 +18,7 @@ use super::tables::Tables;
 use super::watch::Watch;
 use crate::cluster::Members;
 use crate::storage::{Peers, Row, StorageError};
+use crate::telemetry::fail_point;
 
 /// A state above this size is not asked for at every commit.
 const CHEAP_STATE: usize = 4096;
@@ -238,6 +239,7 @@ impl Keeper {
             self.wanted.lock().commit.get_or_insert(commit);
             return written;
         }
+        fail_point::pass("commit.written");
         if let Some(tables) = &self.tables {
             *tables.committed.lock() = commit.position;
         }
