@@ -171,6 +171,8 @@ impl Sessions {
 }
 
 #[cfg(test)]
+mod batch_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod will_tests;

@@ -454,6 +454,12 @@ pub trait TokenBucket: Send + Sync {
     /// Takes up to `n` tokens, as many as there are.
     fn draw(&self, n: u64) -> BoxFuture<'_, Result<u64, StorageError>>;
 
+    /// The same at once, where nobody has to be asked: a bucket in this process is never away, and
+    /// what must not wait is charged exactly. `None`: only [`Self::draw`] knows.
+    fn draw_now(&self, _n: u64) -> Option<u64> {
+        None
+    }
+
     /// Gives unused tokens back; never above the capacity.
     fn give_back(&self, n: u64) -> BoxFuture<'_, Result<(), StorageError>>;
 }
