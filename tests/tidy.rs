@@ -97,6 +97,13 @@ fn every_requirement_has_its_test() {
 }
 
 #[test]
+fn flow_control_is_shown_on_both_profiles() {
+    let Some(text) = source::read("docs/requirements.md") else { return };
+    let Some(cluster) = source::read("tests/cluster/main.rs") else { return };
+    none(documents::both_profiles(&text, &cluster));
+}
+
+#[test]
 fn every_mutation_fits() {
     let Some(list) = source::read("docs/mutations.md") else { return };
     let named = |(path, text): (String, String)| {

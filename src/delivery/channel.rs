@@ -18,7 +18,7 @@ use super::{Config, Outgoing, Settings, Toll};
 use crate::codec::PublishHead;
 use crate::mqtt::{Delivery, PacketId, QoS};
 use crate::storage::{Batch, IdRun, MessageRef, QueueKey};
-use crate::telemetry::{self, Counted, Direction, DropReason, clock, metrics};
+use crate::telemetry::{Counted, DropReason, Losses, clock, metrics};
 
 /// Topics heard live while a retained cursor is open; beyond it the cursor's copies are all
 /// skipped for topics that hash alike, never sent out of order.
@@ -58,6 +58,7 @@ pub(super) struct Channel {
     /// Somebody waits for a change; whoever makes one takes this and wakes them.
     pub(super) awaited: bool,
     tally: Tally,
+    losses: Losses,
 }
 
 #[derive(Debug)]
@@ -130,6 +131,7 @@ impl Channel {
             gone: false,
             awaited: false,
             tally: Tally::default(),
+            losses: Losses::default(),
             settings,
         }
     }
@@ -155,7 +157,7 @@ impl Channel {
         }
     }
 
-    /// Bytes left for the kernel; `true` when the channel has just become writable again.
+    /// Bytes are held no more; `true` when the channel has just become writable again.
     pub(super) fn left(&mut self, bytes: usize) -> bool {
         let low = self.marks.left(bytes) == Crossing::Low;
         if low {
@@ -382,8 +384,8 @@ impl Channel {
         }
         self.queued(bytes);
         if share {
-            self.out.push_shared(copy.batch.payload(copy.index));
-            self.queued(view.payload.len());
+            let held = self.out.push_shared(copy.batch.payload(copy.index));
+            self.queued(held);
         }
         if let (Aliased::First(alias), Some(aliases)) = (aliased, &mut self.aliases) {
             aliases.remember(view.topic, alias);
@@ -441,16 +443,15 @@ impl Channel {
         self.replay_guard = None;
     }
 
-    fn lost(&self, reason: DropReason, copy: &Outgoing<'_>) {
+    fn lost(&mut self, reason: DropReason, copy: &Outgoing<'_>) {
         self.lost_on(reason, copy.batch.view(copy.index).topic);
     }
 
-    fn lost_on(&self, reason: DropReason, topic: &str) {
-        let client = self.settings.client_id.as_str();
-        telemetry::dropped_of(reason, Direction::Outbound, client, topic, 1);
+    fn lost_on(&mut self, reason: DropReason, topic: &str) {
+        self.losses.count(reason, self.settings.client_id.as_str(), topic);
     }
 
-    pub(super) fn count_unsent(&self, sent: Sent, copy: &Outgoing<'_>) {
+    pub(super) fn count_unsent(&mut self, sent: Sent, copy: &Outgoing<'_>) {
         match sent {
             Sent::Yes => {}
             Sent::TooLarge => self.lost(DropReason::PacketTooLarge, copy),

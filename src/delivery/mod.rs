@@ -11,6 +11,7 @@ mod channel;
 mod config;
 mod credit;
 mod gate;
+mod lock;
 mod out_buffer;
 mod outbox;
 mod packet_ids;
@@ -23,6 +24,10 @@ mod toll;
 mod watermark;
 mod writer;
 
+#[cfg(test)]
+mod accounting_tests;
+#[cfg(test)]
+mod interleave;
 #[cfg(test)]
 mod rest_tests;
 #[cfg(test)]

@@ -14,6 +14,11 @@ use crate::telemetry::metrics::Timer;
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Above it a payload is shared instead of copied (measured: copying wins up to about 1 KiB).
 pub(super) const SHARE_FROM_BYTES: usize = 1024;
+/// What a shared payload takes beside its bytes: two places in the list, and the head before it.
+const SHARED_BYTES: usize = 128;
+/// And such a share of what it was read with: an allocation ends at a page, and holds the headers
+/// of its messages, too.
+const SHARED_PART: usize = 12;
 /// Buffers that a thread keeps for those it begins next; of those beyond, the memory goes.
 const SPARE_MAX: usize = 8;
 
@@ -31,14 +36,22 @@ const SLICES_MAX: usize = 32;
 #[derive(Debug)]
 enum Chunk {
     Copied { bytes: Vec<u8>, sent: usize },
-    Shared(Bytes),
+    Shared { bytes: Bytes, beside: u32 },
+}
+
+/// What has left a buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Gone {
+    pub(super) sent: usize,
+    /// Those bytes, and what stood beside them in memory.
+    pub(super) held: usize,
 }
 
 impl Chunk {
     fn rest(&self) -> &[u8] {
         match self {
             Chunk::Copied { bytes, sent } => &bytes[*sent..],
-            Chunk::Shared(bytes) => bytes,
+            Chunk::Shared { bytes, .. } => bytes,
         }
     }
 }
@@ -104,7 +117,7 @@ impl OutBuffer {
         self.begin();
         let open = match self.chunks.back() {
             Some(Chunk::Copied { bytes, .. }) => bytes.len() < CHUNK_BYTES,
-            Some(Chunk::Shared(_)) | None => false,
+            Some(Chunk::Shared { .. }) | None => false,
         };
         if !open {
             self.chunks.push_back(Chunk::Copied { bytes: Vec::new(), sent: 0 });
@@ -119,11 +132,14 @@ impl OutBuffer {
         (added, result)
     }
 
-    /// Appends bytes without copying them.
-    pub(super) fn push_shared(&mut self, bytes: Bytes) {
+    /// Appends bytes without copying them; gives back what they take in memory.
+    pub(super) fn push_shared(&mut self, bytes: Bytes) -> usize {
         self.begin();
-        self.len += bytes.len();
-        self.chunks.push_back(Chunk::Shared(bytes));
+        let len = bytes.len();
+        let beside = SHARED_BYTES + len / SHARED_PART;
+        self.len += len;
+        self.chunks.push_back(Chunk::Shared { bytes, beside: beside as u32 });
+        len + beside
     }
 
     /// What one write should take, where one slice is all there is.
@@ -144,12 +160,18 @@ impl OutBuffer {
     }
 
     /// `written` bytes have left. The last chunk stays, for `recycle`.
-    pub(super) fn advance(&mut self, mut written: usize) {
+    pub(super) fn advance(&mut self, mut written: usize) -> Gone {
         self.len -= written;
+        let mut gone = Gone { sent: written, held: written };
         let mut left = self.chunks.len();
         while let Some(chunk) = self.chunks.front_mut() {
             let here = chunk.rest().len();
             left -= 1;
+            if here <= written
+                && let Chunk::Shared { beside, .. } = chunk
+            {
+                gone.held += std::mem::take(beside) as usize;
+            }
             if here <= written && left > 0 {
                 written -= here;
                 self.chunks.pop_front();
@@ -157,10 +179,11 @@ impl OutBuffer {
             }
             match chunk {
                 Chunk::Copied { sent, .. } => *sent += written,
-                Chunk::Shared(bytes) => bytes.advance(written),
+                Chunk::Shared { bytes, .. } => bytes.advance(written),
             }
-            return;
+            break;
         }
+        gone
     }
 }
 
@@ -170,38 +193,45 @@ mod tests {
 
     use super::*;
 
-    fn drain(buffer: &mut OutBuffer, step: usize) -> Vec<u8> {
-        let mut out = Vec::new();
+    fn drain(buffer: &mut OutBuffer, step: usize) -> (Vec<u8>, Gone) {
+        let (mut out, mut gone) = (Vec::new(), Gone::default());
         while !buffer.is_empty() {
             let (slices, count) = buffer.slices();
             let all: Vec<u8> = slices[..count].iter().flat_map(|s| s.iter().copied()).collect();
             let taken = all.len().min(step);
             out.extend_from_slice(&all[..taken]);
-            buffer.advance(taken);
+            let now = buffer.advance(taken);
+            gone = Gone { sent: gone.sent + now.sent, held: gone.held + now.held };
         }
-        out
+        (out, gone)
     }
 
     proptest! {
         /// Whatever is written how, and however little each write takes, the bytes come out in
-        /// the order in which they went in.
+        /// the order in which they went in, and what they held goes with them (OUT-4).
         #[test]
         fn bytes_keep_their_order(
             parts in prop::collection::vec((any::<bool>(), 0usize..3000), 0..80),
             step in 1usize..100_000,
         ) {
             let (mut buffer, mut expected) = (OutBuffer::default(), Vec::new());
+            let mut held = 0;
             for (n, (shared, len)) in parts.into_iter().enumerate() {
                 let part = vec![n as u8; len];
                 expected.extend_from_slice(&part);
                 if shared {
-                    buffer.push_shared(Bytes::from(part));
+                    held += buffer.push_shared(Bytes::from(part));
                 } else {
-                    buffer.push_with(|out| out.extend_from_slice(&part));
+                    held += buffer.push_with(|out| out.extend_from_slice(&part)).0;
                 }
             }
             prop_assert_eq!(buffer.len, expected.len());
-            prop_assert_eq!(drain(&mut buffer, step), expected);
+            let (out, gone) = drain(&mut buffer, step);
+            // Nothing to send is never advanced over, and holds nothing worth counting.
+            if !expected.is_empty() {
+                prop_assert_eq!(gone, Gone { sent: expected.len(), held });
+            }
+            prop_assert_eq!(out, expected);
         }
     }
 }

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use super::answers::Receiving;
 use super::backlog::Backlog;
 use super::channel::Channel;
+use super::lock::Lock;
 use super::socket::Hand;
 use super::{Config, Outgoing, Owner, Settings, Socket, Toll};
 use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
@@ -35,7 +36,7 @@ impl Drop for OpenCursor {
 
 /// The write side of one connection. All methods return at once; one short lock each.
 pub struct Outbox {
-    pub(super) channel: Mutex<Channel>,
+    pub(super) channel: Lock<Channel>,
     pub(super) config: Arc<Config>,
     pub(super) queues: Arc<dyn DeviceQueues>,
     /// Wakes the writer task, if there is one: bytes to write, a page to read, or the end.
@@ -59,7 +60,7 @@ impl Outbox {
         queues: Arc<dyn DeviceQueues>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
-            channel: Mutex::new(Channel::new(settings, &config)),
+            channel: Lock::new(Channel::new(settings, &config)),
             config,
             queues,
             writer: Notify::new(),
@@ -136,8 +137,11 @@ impl Outbox {
     /// Ends what was done under one lock: writes what fits, and wakes the writer for the rest.
     pub(super) fn leave(&self, mut channel: MutexGuard<'_, Channel>) {
         let room = channel.write_now();
-        // A pause that has begun is ended by the writer's look at it.
-        let wake = channel.has_work() || room && channel.pause_due().is_some();
+        // A writer with a buffer in hand looks again when that has left. To wake it for what it
+        // can't write yet would cost a system call for every message to a client that is stuck. A
+        // pause that has begun is ended by the writer's look at it.
+        let work = channel.has_work() && !channel.writing;
+        let wake = work || room && channel.pause_due().is_some();
         channel.tell();
         let awaited = room && std::mem::take(&mut channel.awaited);
         if wake {
@@ -311,6 +315,11 @@ impl Outbox {
         if awaited {
             self.room.notify_waiters();
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_gone(&self) -> bool {
+        self.channel.lock().gone
     }
 
     pub fn is_closing(&self) -> bool {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::answers::{RESERVE_TICKET, release};
 use super::channel::{Channel, Reservation, Sent};
-use super::out_buffer::OutBuffer;
+use super::out_buffer::{Gone, OutBuffer};
 use super::packet_ids::{InFlight, Stage};
 use super::{Outbox, Outgoing};
 use crate::mqtt::{QoS, ReasonCode};
@@ -143,12 +143,12 @@ impl Outbox {
         Arc::clone(&self.queues)
     }
 
-    /// `bytes` left for the kernel.
-    pub(super) fn left(&self, bytes: usize) {
+    /// So much left for the kernel, and is held no more.
+    pub(super) fn left(&self, gone: Gone) {
         let mut channel = self.channel.lock();
-        let low = channel.left(bytes);
+        let low = channel.left(gone.held);
         let drained = channel.marks.buffered() == 0;
-        metrics::SENT_BYTES.add(bytes as u64);
+        metrics::SENT_BYTES.add(gone.sent as u64);
         if low || drained {
             self.wake_awaiting(channel);
         }

@@ -57,9 +57,9 @@ impl Channel {
             let Ok(written @ 1..) = written else { break };
             let (client, bytes) = (&self.settings().client_id, written);
             tracing::trace!(stop = 11, %client, bytes, "writing at once");
-            self.out.advance(written);
-            metrics::SENT_BYTES.add(written as u64);
-            room |= self.left(written) || self.marks.buffered() == 0;
+            let gone = self.out.advance(written);
+            metrics::SENT_BYTES.add(gone.sent as u64);
+            room |= self.left(gone.held) || self.marks.buffered() == 0;
         }
         self.hand = Some(hand);
         if self.out.is_empty() {

@@ -20,7 +20,7 @@ const LOW: usize = 4 * 1024;
 const PAYLOAD: usize = 1024;
 const SLOW: Duration = Duration::from_secs(3600);
 
-fn config() -> Arc<Config> {
+pub(super) fn config() -> Arc<Config> {
     Arc::new(Config {
         write_buffer_high_bytes: HIGH,
         write_buffer_low_bytes: LOW,
@@ -33,7 +33,7 @@ fn config() -> Arc<Config> {
     })
 }
 
-fn settings(receive_maximum: u16) -> Settings {
+pub(super) fn settings(receive_maximum: u16) -> Settings {
     Settings {
         client_id: ClientId::new("s"),
         version: ProtocolVersion::V311,
@@ -45,7 +45,7 @@ fn settings(receive_maximum: u16) -> Settings {
     }
 }
 
-fn batch(count: usize, qos: QoS, retain: bool) -> Arc<Batch> {
+pub(super) fn batch(count: usize, qos: QoS, retain: bool) -> Arc<Batch> {
     let publisher = Publisher { client_id: ClientId::new("p"), incarnation: 1, epoch: 1 };
     let mut builder = BatchBuilder::new(Arc::new(publisher), crate::telemetry::clock::wall_ms());
     for number in 0..count {

@@ -132,8 +132,7 @@ async fn write_all(
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        buffer.advance(written);
-        outbox.left(written);
+        outbox.left(buffer.advance(written));
     }
     buffer.observe(&metrics::DELIVERY);
     buffer.recycle();

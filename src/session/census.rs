@@ -23,6 +23,8 @@ pub(super) enum Excess {
 #[derive(Debug)]
 struct Entry {
     row: Bytes,
+    /// Where it was put.
+    position: u64,
     epoch: u64,
     application: bool,
     /// It counts; otherwise its end is on its way.
@@ -68,6 +70,11 @@ impl Census {
         self.entries.get(client_id)?.read()
     }
 
+    /// The row and where it was put.
+    pub(super) fn row(&self, client_id: &ClientId) -> Option<(u64, Bytes)> {
+        self.entries.get(client_id).map(|entry| (entry.position, entry.row.clone()))
+    }
+
     pub(super) fn epoch(&self, client_id: &ClientId) -> Option<u64> {
         self.entries.get(client_id).map(|entry| entry.epoch)
     }
@@ -88,7 +95,7 @@ impl Census {
         &mut self,
         client_id: &ClientId,
         now: &SessionRow,
-        row: Bytes,
+        (position, row): (u64, Bytes),
     ) -> (Option<SessionRow>, Option<Excess>) {
         let before = self.take(client_id);
         let counted = before.as_ref().filter(|before| before.counts);
@@ -103,18 +110,18 @@ impl Census {
         } else {
             None
         };
-        self.put(client_id, now, row, excess.is_none());
+        self.put(client_id, now, (position, row), excess.is_none());
         (before.and_then(|before| before.read()), excess)
     }
 
     /// What exists stays, also when a limit was lowered.
-    pub(super) fn load(&mut self, client_id: &ClientId, now: &SessionRow, row: Bytes) {
+    pub(super) fn load(&mut self, client_id: &ClientId, now: &SessionRow, row: (u64, Bytes)) {
         self.take(client_id);
         self.put(client_id, now, row, true);
     }
 
     /// The session's newest claim, told anew.
-    pub(super) fn update(&mut self, client_id: &ClientId, now: &SessionRow, row: Bytes) {
+    pub(super) fn update(&mut self, client_id: &ClientId, now: &SessionRow, row: (u64, Bytes)) {
         let counts = self.take(client_id).is_none_or(|before| before.counts);
         self.put(client_id, now, row, counts);
     }
@@ -131,12 +138,18 @@ impl Census {
         Some(entry)
     }
 
-    fn put(&mut self, client_id: &ClientId, now: &SessionRow, row: Bytes, counts: bool) {
+    fn put(
+        &mut self,
+        client_id: &ClientId,
+        now: &SessionRow,
+        (position, row): (u64, Bytes),
+        counts: bool,
+    ) {
         let (epoch, application) = (now.epoch, now.is_application());
         let by = u64::from(counts);
         self.sessions.is += by;
         self.applications.is += if application { by } else { 0 };
-        self.entries.insert(client_id.clone(), Entry { row, epoch, application, counts });
+        self.entries.insert(client_id.clone(), Entry { row, position, epoch, application, counts });
     }
 }
 
@@ -152,7 +165,7 @@ mod tests {
 
     fn claims(census: &mut Census, name: &str, row: SessionRow) -> Option<Excess> {
         let value = row.row(&id(name)).value.expect("no end");
-        census.claim(&id(name), &row, value).1
+        census.claim(&id(name), &row, (row.epoch, value)).1
     }
 
     fn house(sessions: u64, applications: u64) -> Census {
@@ -180,10 +193,10 @@ mod tests {
         assert_eq!(excess, [None, None, too_many, too_many]);
         assert_eq!(claims(&mut census, "a", row(5, false)), None, "it has a session");
         let again = row(3, false);
-        census.update(&id("c"), &again, again.row(&id("c")).value.expect("no end"));
+        census.update(&id("c"), &again, (3, again.row(&id("c")).value.expect("no end")));
         assert!(census.remove(&id("b")).is_some() && !census.is_full(Excess::Sessions));
         let now = row(6, false);
-        let found = census.claim(&id("c"), &now, now.row(&id("c")).value.expect("no end"));
+        let found = census.claim(&id("c"), &now, (6, now.row(&id("c")).value.expect("no end")));
         assert_eq!(found, (Some(row(3, false)), None), "there is room by now");
         assert!(census.remove(&id("d")).is_some() && census.is_full(Excess::Sessions));
     }
@@ -199,7 +212,7 @@ mod tests {
         assert_eq!(claims(&mut census, "a", row(5, false)), None);
         assert_eq!(claims(&mut census, "b", row(6, true)), None, "a place came free");
         let stored = row(7, true);
-        census.load(&id("c"), &stored, stored.row(&id("c")).value.expect("no end"));
+        census.load(&id("c"), &stored, (7, stored.row(&id("c")).value.expect("no end")));
         assert_eq!(census.applications.is, 2, "what is stored stays");
         assert_eq!(census.sessions.is, 3);
     }

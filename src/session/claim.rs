@@ -20,7 +20,7 @@ use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::{ClientType, Grant};
 use crate::storage::once;
-use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey};
+use crate::storage::{AppendOutcome, Durability, Publisher, QueueKey, QueueState, StorageError};
 use crate::telemetry::{Throttle, clock, fail_point, metrics, task};
 
 /// No connection's epoch: nobody may append while a claim is on its way.
@@ -94,7 +94,6 @@ pub(super) async fn claim(
     // A resumed session is owed what waits for it, also on a connection with which it ends.
     let persistent = ask.expiry_s > 0 || resumes;
     let queue = persistent.then(|| QueueKey::of(&ask.client_id, is_one));
-    let is_open = can_open(context, queue.as_ref(), incarnation, epoch).await;
     let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
     let outbox = Outbox::new(ask.settings.clone(), config, queues);
     let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox), is_one));
@@ -120,9 +119,9 @@ pub(super) async fn claim(
     }
     displace(context, &ask.client_id, old, resumes);
     wills::pay(context, &ask.client_id, session);
-    if !is_open {
+    let Ok(opened) = open(context, queue.as_ref(), incarnation, epoch).await else {
         return Err(give_up(context, &ask.client_id, &mut locked));
-    }
+    };
     if ask.will.is_some() {
         metrics::LAST_WILL_CLIENTS.inc();
     }
@@ -131,7 +130,7 @@ pub(super) async fn claim(
     let view = SlotView { incarnation, persistent, application: is_one, outbox: Some(outbox) };
     show(context, &ask.client_id, view);
     if let Some(queue) = queue {
-        attach_queue(context, &conn, queue, incarnation).await;
+        attach_queue(context, &conn, queue, incarnation, opened).await;
     }
     if context.directory.as_ref().is_some_and(|all| all.epoch(&ask.client_id) != Some(epoch)) {
         // Another node was quicker than this one could look for its connection.
@@ -142,22 +141,24 @@ pub(super) async fn claim(
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
 }
 
-/// Whether the session's queue is there for it: nothing is promised before. Where queues are the
-/// node's own, whoever has the claim stored has them, too.
-async fn can_open(
+/// The session's queue, which must be there for it before anything is promised, and behind the last
+/// word of the connection before. Opened once: whoever opens it again is told that all reserved ids
+/// may have been used. `None`: where queues are the node's own, whoever has the claim stored has
+/// them, too, and they are opened behind CONNACK.
+async fn open(
     context: &Context,
     queue: Option<&QueueKey>,
     incarnation: u64,
     epoch: u64,
-) -> bool {
-    let Some(queue) = queue.filter(|_| context.directory.is_some()) else { return true };
+) -> Result<Option<QueueState>, StorageError> {
+    let Some(queue) = queue.filter(|_| context.directory.is_some()) else { return Ok(None) };
     let opened = context.queues.open_as(queue, incarnation, epoch).await;
     if let Err(error) = &opened
         && let Some(unsaid) = NO_QUEUE.ready()
     {
         tracing::warn!(%queue, %error, unsaid, "a session is refused: its queue can't be opened");
     }
-    opened.is_ok()
+    opened.map(Some)
 }
 
 /// A session whose connection gets no CONNACK: its client is away, and its Will was never promised.
@@ -170,9 +171,19 @@ fn give_up(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>
     ReasonCode::ServerUnavailable
 }
 
-/// From here on the session's messages come from its queue.
-async fn attach_queue(context: &Context, conn: &Conn, queue: QueueKey, incarnation: u64) {
-    match context.queues.open_as(&queue, incarnation, conn.epoch).await {
+/// From here on the session's messages come from its queue, which may have been opened before.
+async fn attach_queue(
+    context: &Context,
+    conn: &Conn,
+    queue: QueueKey,
+    incarnation: u64,
+    opened: Option<QueueState>,
+) {
+    let state = match opened {
+        Some(state) => Ok(state),
+        None => context.queues.open_as(&queue, incarnation, conn.epoch).await,
+    };
+    match state {
         Ok(state) => conn.outbox.attach_queue(queue, &state),
         Err(error) => {
             tracing::warn!(client = %conn.client_id, %error, "the queue can't be opened");

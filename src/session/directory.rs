@@ -34,6 +34,8 @@ pub(super) struct Directory {
     census: Mutex<Census>,
     /// Claims that their connections have not asked for yet: at most one for each that waits.
     found: Mutex<HashMap<ClientId, Found, ahash::RandomState>>,
+    /// Of nodes, so that sessions share them.
+    names: Mutex<BTreeSet<Arc<str>>>,
     news: Mutex<News>,
     pub(super) woken: Notify,
 }
@@ -50,9 +52,9 @@ pub(super) struct News {
 
 impl Directory {
     pub(super) fn new(peers: Arc<Peers>, config: &Config) -> Self {
-        let (found, news) = Default::default();
+        let (found, names, news) = Default::default();
         let census = Mutex::new(Census::new(config));
-        Self { peers, census, found, news, woken: Notify::new() }
+        Self { peers, census, found, names, news, woken: Notify::new() }
     }
 
     /// How rows of sessions come into force.
@@ -93,6 +95,15 @@ impl Directory {
         ours.then(|| found.remove(client_id)).flatten()
     }
 
+    fn name(&self, node: &str) -> Arc<str> {
+        let mut names = self.names.lock();
+        names.get(node).cloned().unwrap_or_else(|| {
+            let name: Arc<str> = Arc::from(node);
+            names.insert(Arc::clone(&name));
+            name
+        })
+    }
+
     pub(super) fn news(&self) -> News {
         std::mem::take(&mut *self.news.lock())
     }
@@ -119,15 +130,15 @@ impl Directory {
         context: &Context,
         client_id: &ClientId,
         row: &SessionRow,
-        value: Bytes,
+        stored: (u64, Bytes),
     ) {
         let slot = context.slots.ensure(client_id);
         let (incarnation, persistent) = (row.incarnation, row.expiry_s > 0);
         let application = row.is_application();
         slot.set(SlotView { incarnation, persistent, application, outbox: None });
-        slot.set_home(&Arc::from(&*row.node), row.epoch);
+        slot.set_home(&self.name(&row.node), row.epoch);
         slot.set_connected_elsewhere(self.is_connected(row));
-        self.census.lock().load(client_id, row, value);
+        self.census.lock().load(client_id, row, stored);
     }
 
     /// Whether it is connected to another node that lives.
@@ -157,8 +168,10 @@ impl Directory {
         self.tell(client_id);
     }
 
-    fn claimed(&self, context: &Context, client_id: &ClientId, now: SessionRow, value: Bytes) {
-        let (before, excess) = self.census.lock().claim(client_id, &now, value);
+    fn claimed(&self, context: &Context, client_id: &ClientId, now: SessionRow, row: Bytes) {
+        // A claim's place is its epoch.
+        let row = (now.epoch, row);
+        let (before, excess) = self.census.lock().claim(client_id, &now, row);
         let ours = *now.node == **self.peers.node();
         let fresh = context.slots.by_client(client_id.as_str()).is_none();
         let slot = context.slots.ensure(client_id);
@@ -177,7 +190,7 @@ impl Directory {
         let (incarnation, application) = (now.incarnation, now.is_application());
         slot.set(SlotView { incarnation, persistent, application, outbox });
         if fresh {
-            slot.set_home(&Arc::from(&*now.node), now.epoch);
+            slot.set_home(&self.name(&now.node), now.epoch);
             slot.set_elsewhere(!ours);
         }
         slot.set_connected_elsewhere(!ours);
@@ -197,7 +210,13 @@ impl Directory {
 pub(super) struct Follow(pub(super) Weak<Context>);
 
 impl Follower for Follow {
-    fn apply(&self, _position: Position, row: &Row) {
+    fn recall(&self, key: &[u8]) -> Option<(u64, Bytes)> {
+        let context = self.0.upgrade()?;
+        let client_id = ClientId::new(&String::from_utf8_lossy(key));
+        context.directory.as_ref()?.census.lock().row(&client_id)
+    }
+
+    fn apply(&self, position: Position, row: &Row) {
         debug_assert_eq!(row.table, Table::Sessions);
         let Some(context) = self.0.upgrade() else { return };
         let Some(directory) = &context.directory else { return };
@@ -213,7 +232,8 @@ impl Follower for Follow {
                     directory.news.lock().bids.insert(client_id.clone(), (now.epoch, bid));
                     directory.woken.notify_one();
                 }
-                directory.census.lock().update(&client_id, &now, value.clone());
+                let row = (position.offset, value.clone());
+                directory.census.lock().update(&client_id, &now, row);
             }
             Ok(now) => directory.claimed(&context, &client_id, now, value.clone()),
             Err(error) => tracing::error!(%error, "a session's row was not understood"),

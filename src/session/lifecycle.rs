@@ -13,7 +13,9 @@ use super::wills;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, ReasonCode, TopicFilter};
 use crate::routing::SubscriptionRow;
-use crate::storage::{BatchBuilder, Durability, Publisher, Row, StorageError, Table, Unwatched};
+use crate::storage::{
+    BatchBuilder, Durability, Position, Publisher, Row, StorageError, Table, Unwatched,
+};
 use crate::telemetry::{clock, metrics};
 
 /// Rows in one put at the start.
@@ -233,12 +235,13 @@ fn close_exchanges(context: &Context, client_id: &ClientId, session: &Session) {
 pub(super) fn load(
     context: &Context,
     client_id: &ClientId,
-    value: &[u8],
+    (position, value): (Position, &[u8]),
     grace_ms: u64,
 ) -> Result<Option<Row>, StorageError> {
     let mut row = SessionRow::decode(value)?;
     if let Some(directory) = &context.directory {
-        directory.load(context, client_id, &row, Bytes::copy_from_slice(value));
+        let stored = (position.offset, Bytes::copy_from_slice(value));
+        directory.load(context, client_id, &row, stored);
         if !directory.owns(client_id, &row) {
             return Ok(None);
         }

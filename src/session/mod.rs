@@ -80,11 +80,11 @@ impl Sessions {
             let subscriptions = Subscriptions::resolver(&context.subscriptions);
             context.tables.resolve_by(Table::Subscriptions, subscriptions);
         }
-        context.tables.load(Table::Sessions, &mut |_, key, value| {
+        context.tables.load(Table::Sessions, &mut |position, key, value| {
             let client_id = String::from_utf8_lossy(key);
             let client_id = ClientId::new(&client_id);
             let grace_ms = will_grace.as_millis() as u64;
-            note(lifecycle::load(context, &client_id, value, grace_ms));
+            note(lifecycle::load(context, &client_id, (position, value), grace_ms));
         })?;
         if context.directory.is_some() {
             let follow = Arc::new(directory::Follow(Arc::downgrade(context)));
@@ -170,6 +170,8 @@ impl Sessions {
     }
 }
 
+#[cfg(test)]
+mod batch_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

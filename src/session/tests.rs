@@ -12,7 +12,9 @@ use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
 use crate::security::{self, Security};
 use crate::storage::once;
-use crate::storage::{DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, QueueKey};
+use crate::storage::{
+    DirectCopy, Faults, LogConsumer, Memory, MemoryConfig, NodeId, PublishLog, QueueKey,
+};
 use crate::telemetry::{Door, task};
 
 const PUBLISH: u8 = 0x34;
@@ -20,7 +22,7 @@ const PUBREC: u8 = 0x50;
 const PUBREL: u8 = 0x62;
 const PUBCOMP: u8 = 0x70;
 
-fn config(inbound_budget_bytes: usize) -> Config {
+pub(super) fn config(inbound_budget_bytes: usize) -> Config {
     Config {
         claim_timeout: Duration::from_secs(5),
         pre_connect_packets: 100,
@@ -95,7 +97,18 @@ impl Node {
     }
 
     fn on(memory: Memory, config: Config, will_grace: Duration) -> Self {
-        let stores = memory.stores();
+        Self::over(memory, config, will_grace, |log| log)
+    }
+
+    /// `wrap`: somebody who looks at what goes into the log.
+    pub(super) fn over(
+        memory: Memory,
+        config: Config,
+        will_grace: Duration,
+        wrap: impl FnOnce(Arc<dyn PublishLog>) -> Arc<dyn PublishLog>,
+    ) -> Self {
+        let mut stores = memory.stores();
+        stores.log = wrap(stores.log);
         let slots = Arc::new(Slots::default());
         let parts = Parts {
             subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
@@ -186,12 +199,12 @@ impl Drop for Node {
 }
 
 pub(super) struct Client {
-    stream: DuplexStream,
+    pub(super) stream: DuplexStream,
     level: u8,
 }
 
 impl Client {
-    async fn send(&mut self, first: u8, body: &[u8]) {
+    pub(super) async fn send(&mut self, first: u8, body: &[u8]) {
         let mut bytes = vec![first, u8::try_from(body.len()).expect("a short packet")];
         bytes.extend(body);
         self.stream.write_all(&bytes).await.expect("the connection is open");
@@ -230,7 +243,7 @@ impl Client {
         Some((first, body))
     }
 
-    async fn expect(&mut self, first: u8) -> Vec<u8> {
+    pub(super) async fn expect(&mut self, first: u8) -> Vec<u8> {
         let packet = tokio::time::timeout(Duration::from_secs(30), self.recv()).await;
         let (got, body) = packet.expect("an answer in time").expect("the connection is open");
         assert_eq!(got, first, "a packet of the type {first:#x}; its body is {body:02x?}");

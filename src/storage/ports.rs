@@ -223,6 +223,12 @@ pub struct Row {
 /// table waits for the dispatcher, not for the put.)
 pub trait Follower: Send + Sync {
     fn apply(&self, position: Position, row: &Row);
+
+    /// What is in force under a key, and where it was put: asked of the follower of a table whose
+    /// resolver remembers, so that nobody else has to.
+    fn recall(&self, _key: &[u8]) -> Option<(u64, Bytes)> {
+        None
+    }
 }
 
 /// A row as it is in force.
@@ -447,6 +453,12 @@ pub trait DeviceQueues: Send + Sync {
 pub trait TokenBucket: Send + Sync {
     /// Takes up to `n` tokens, as many as there are.
     fn draw(&self, n: u64) -> BoxFuture<'_, Result<u64, StorageError>>;
+
+    /// The same at once, where nobody has to be asked: a bucket in this process is never away, and
+    /// what must not wait is charged exactly. `None`: only [`Self::draw`] knows.
+    fn draw_now(&self, _n: u64) -> Option<u64> {
+        None
+    }
 
     /// Gives unused tokens back; never above the capacity.
     fn give_back(&self, n: u64) -> BoxFuture<'_, Result<(), StorageError>>;

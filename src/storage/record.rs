@@ -25,6 +25,8 @@ use crate::mqtt::{ClientId, PacketId, QoS};
 pub const BATCH_VERSION: u8 = 1;
 
 const HEADER: usize = 28;
+/// Bytes of a batch from which on spare room is given back.
+const WORTH_SHRINKING: usize = 4096;
 const QOS: u8 = 0b0000_0011;
 const RETAIN: u8 = 0b0000_0100;
 const WILL: u8 = 0b0000_1000;
@@ -323,7 +325,12 @@ impl BatchBuilder {
         });
     }
 
-    pub fn finish(self) -> Arc<Batch> {
+    pub fn finish(mut self) -> Arc<Batch> {
+        // The batch may be held for long, by queues and slow clients: room it has no use for goes.
+        // Of a small one it is not worth a copy; a large one shrinks in its place.
+        if self.body.len() >= WORTH_SHRINKING {
+            self.body.shrink_to_fit();
+        }
         Arc::new(Batch {
             publisher: self.publisher,
             received_at_ms: self.received_at_ms,

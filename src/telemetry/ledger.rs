@@ -1,8 +1,9 @@
 //! The dropped messages ledger (MET-2): who lost how many messages, on which topic, why and when.
 //!
-//! What comes in: one entry per loss, counted up under a short lock of one of many shards. What
-//! goes out: rows for whoever asks. A task folds the shards into the table once a second, so the
-//! table's size and the clock are nobody's business who loses a message. Whatever has no row of
+//! What comes in: one entry per loss, counted up under a short lock of one of many shards, or by
+//! the connection itself (`losses`). What goes out: rows for whoever asks. A task folds both into
+//! the table once a second, so the table's size and the clock are nobody's business who loses a
+//! message. Whatever has no row of
 //! its own (told without a name, beyond a bound, or older than the table reaches) stands in a row
 //! without client and topic, so that the sum of all rows is the counter's.
 
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 
 use super::clock;
 use super::drop_reason::{Direction, DropReason, dropped_so_far};
+use super::losses::Cells;
 
 /// Rows of the table. Full: what was lost longest ago goes into the row without a name.
 const ROWS_MAX: usize = 100_000;
@@ -130,13 +132,15 @@ type Map<V> = HashMap<Key, V, RandomState>;
 struct Ledger {
     hasher: RandomState,
     fresh: [Mutex<hashbrown::HashTable<(u64, Key, u64)>>; SHARDS],
+    /// What connections count by themselves.
+    cells: Cells,
     table: Mutex<Table>,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
         let fresh = [const { Mutex::new(hashbrown::HashTable::new()) }; SHARDS];
-        Self { hasher: RandomState::new(), fresh, table: Mutex::default() }
+        Self { hasher: RandomState::new(), fresh, cells: Cells::default(), table: Mutex::default() }
     }
 }
 
@@ -184,6 +188,11 @@ impl Ledger {
                 table.add(key, count, now_ms);
             }
         }
+        self.cells.empty(|cell, count| {
+            let (client, topic) = (cell.client.clone(), cell.topic.clone());
+            let (reason, direction) = (cell.reason, Direction::Outbound);
+            table.add(Key { client, topic, reason, direction }, count, now_ms);
+        });
         let before = table.rows.len();
         table.rows.retain(|_, cell| cell.last_ms + KEEP_MS > now_ms);
         table.trim();
@@ -252,6 +261,24 @@ pub fn dropped_of(reason: DropReason, direction: Direction, client: &str, topic:
         LEDGER.record(reason, direction, client, topic, n);
     }
     super::dropped(reason, direction, n);
+}
+
+/// Whether anybody wants rows.
+pub(super) fn is_kept() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+pub(super) fn cells() -> &'static Cells {
+    &LEDGER.cells
+}
+
+/// Runs this while the ledger is kept, and somebody has all its locks.
+#[cfg(test)]
+pub(crate) fn while_locked<T>(meanwhile: impl FnOnce() -> T) -> T {
+    ENABLED.store(true, Ordering::Relaxed);
+    let _table = LEDGER.table.lock();
+    let _fresh = LEDGER.fresh.each_ref().map(Mutex::lock);
+    LEDGER.cells.hold(meanwhile)
 }
 
 /// Keeps rows from now on, and their table up to date until the task is aborted.

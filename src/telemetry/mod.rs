@@ -13,6 +13,7 @@ mod drop_reason;
 pub mod fail_point;
 pub mod ledger;
 mod logging;
+mod losses;
 pub mod metrics;
 mod stats;
 pub mod task;
@@ -23,6 +24,9 @@ pub use counted::Counted;
 pub use doors::{Door, Turned};
 pub use drop_reason::{Direction, DropReason, dropped, dropped_so_far};
 pub use ledger::dropped_of;
+#[cfg(test)]
+pub(crate) use ledger::{rows as dropped_rows, while_locked as while_ledger_is_locked};
 pub use logging::{DEFAULT_FILTER, LoggingError, init as init_logging};
+pub use losses::Losses;
 pub use stats::print as print_stats;
 pub use throttle::Throttle;

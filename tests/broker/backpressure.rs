@@ -333,3 +333,23 @@ fn a_full_queue_loses_its_oldest() {
     let (status, log) = refused.err().expect("over 65 535 stops the start");
     assert!(!status.success() && log.contains(name), "{log}");
 }
+
+/// IN-6: what comes alone is answered without anything behind it, at every QoS; what comes at once
+/// and is more than any batch takes comes out whole, and in order.
+#[test]
+fn what_comes_alone_and_what_comes_at_once_is_handed_on() {
+    const MANY: usize = 5000;
+    let broker = Broker::start();
+    let mut subscriber = Client::connect(&broker, &Connect::v5("s"));
+    subscriber.subscribe("t", 2);
+    let mut publisher = Client::connect(&broker, &Connect::v5("p"));
+    for qos in 0..3 {
+        publisher.publish("t", format!("alone {qos}"), qos);
+        assert_eq!(subscriber.take().payload(), format!("alone {qos}"));
+    }
+    let packet = |number| wire::publish(Level::V5, 0, "t", 0, &[], format!("{number:<60}"));
+    publisher.send(&(0..MANY).flat_map(packet).collect::<Vec<u8>>());
+    for number in 0..MANY {
+        assert_eq!(subscriber.take().payload().trim_end(), number.to_string());
+    }
+}

@@ -23,6 +23,7 @@ mod credentials;
 mod deployment;
 mod doors;
 mod flow_control;
+mod flow_settings;
 mod folder;
 mod foreign;
 mod judges;

@@ -19,6 +19,7 @@ mod fail_points;
 mod faults;
 mod flow;
 mod health;
+mod kafka_faults;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;
@@ -49,6 +50,8 @@ mod backpressure;
 mod caps;
 #[path = "../broker/flow_control.rs"]
 mod flow_control;
+#[path = "../broker/flow_settings.rs"]
+mod flow_settings;
 #[path = "../broker/ledger.rs"]
 mod ledger;
 #[path = "../broker/limits.rs"]

@@ -104,6 +104,49 @@ pub(crate) fn requirements(text: &str, files: &[Source]) -> Vec<String> {
     faults
 }
 
+/// Families of ids whose behaviour must be shown on embedded storage and on Kafka and Redis.
+const BOTH: [&str; 7] = ["IN-", "OUT-", "DEV-", "RM-", "MET-", "MEM-", "FLO-"];
+/// What no storage has a part in: a socket's option, the names of series.
+const WITHOUT_STORAGE: [&str; 2] = ["IN-3", "MEM-05"];
+
+/// Checks that each of those rows names tests of both profiles. `cluster`: `tests/cluster/main.rs`,
+/// which takes in modules of the black-box tests.
+pub(crate) fn both_profiles(text: &str, cluster: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (index, row) in text.lines().enumerate().filter(|(_, line)| is_row(line)) {
+        let ids = row.split('|').nth(1).unwrap_or("").trim();
+        let concerned = BOTH.iter().any(|family| ids.starts_with(family));
+        if !concerned || WITHOUT_STORAGE.contains(&ids) {
+            continue;
+        }
+        let paths = || ticked(row).filter(|name| name.ends_with(".rs"));
+        let shared = |path: &str| {
+            let name = path.strip_prefix("tests/broker/");
+            name.is_some_and(|name| cluster.contains(&format!("\"../broker/{name}\"")))
+        };
+        let everywhere = |path: &str| path.starts_with("src/storage/contract/") || shared(path);
+        let on_kafka = |path: &str| {
+            everywhere(path)
+                || path.starts_with("tests/cluster/")
+                || path.starts_with("src/storage/kafka/")
+        };
+        let on_embedded = |path: &str| {
+            everywhere(path)
+                || ["tests/broker/", "tests/crash/", "tests/simulation/", "src/storage/embedded/"]
+                    .iter()
+                    .any(|start| path.starts_with(start))
+        };
+        let at = format!("docs/requirements.md:{}", index + 1);
+        if !paths().any(on_kafka) {
+            faults.push(format!("{at}: {ids} names no test on Kafka and Redis"));
+        }
+        if !paths().any(on_embedded) {
+            faults.push(format!("{at}: {ids} names no test on embedded storage"));
+        }
+    }
+    faults
+}
+
 /// A function under an attribute that makes it a test, or a case of the storage contract, of which
 /// the suite makes a test for each backend.
 pub(crate) fn has_test(file: &Source, name: &str, files: &[Source]) -> bool {

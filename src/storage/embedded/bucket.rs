@@ -67,6 +67,10 @@ impl TokenBucket for LocalBucket {
         Box::pin(async move { Ok(self.take(n)) })
     }
 
+    fn draw_now(&self, n: u64) -> Option<u64> {
+        Some(self.take(n))
+    }
+
     fn give_back(&self, n: u64) -> BoxFuture<'_, Result<(), StorageError>> {
         Box::pin(async move {
             for state in self.windows.lock().iter_mut() {

@@ -10,12 +10,16 @@ use super::projection::{Change, Changes, Projection, Space, Visit};
 use super::torn_journal;
 use crate::storage::{StorageError, Table};
 
+const ENTRIES: &str = "entries";
 const FIXED: [(Space, &str); 3] =
-    [(Space::Meta, "meta"), (Space::Queues, "queues"), (Space::Entries, "entries")];
+    [(Space::Meta, "meta"), (Space::Queues, "queues"), (Space::Entries, ENTRIES)];
 
-/// What one keyspace holds in memory before it is written out; the library's default is four
-/// times as much, and there are nine keyspaces.
-const MEMTABLE: u64 = 16 << 20;
+/// What one keyspace holds in memory before it is written out. There are nine of them, and each
+/// fills up however little is written: with the library's 64 MiB a node would grow for days.
+const MEMTABLE: u64 = 4 << 20;
+/// The same for entries of queues: each costs about 128 bytes there when it is written and again
+/// when it is acknowledged, so that clients who take their backlog fill any size in no time.
+const ENTRIES_MEMTABLE: u64 = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct FjallState {
@@ -150,7 +154,8 @@ impl Open {
         let names = FIXED.into_iter().map(|(_, name)| name).chain(tables);
         let keyspaces = names
             .map(|name| {
-                let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE);
+                let bytes = if name == ENTRIES { ENTRIES_MEMTABLE } else { MEMTABLE };
+                let options = || KeyspaceCreateOptions::default().max_memtable_size(bytes);
                 database.keyspace(name, options)
             })
             .collect::<Result<Vec<_>, _>>()

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 
 use super::checkpoint::Kick;
 use super::cold::{ColdPage, read_cold};
@@ -17,6 +18,10 @@ use crate::storage::{
     QueueAppend, QueueKey, QueueState, QueuedMessage, StorageError,
 };
 
+/// Pages read from the medium at once; further clients wait in turn. Each takes a thread, and about
+/// two pages of memory.
+pub(super) const PAGE_READS: usize = 4;
+
 #[derive(Debug)]
 pub(super) struct QueuePort {
     pub(super) queues: Arc<Queues>,
@@ -24,6 +29,8 @@ pub(super) struct QueuePort {
     pub(super) projection: Arc<dyn Projection>,
     pub(super) blocking: Blocking,
     pub(super) kick: Arc<Kick>,
+    /// Pages that are read from the medium at once ([`PAGE_READS`]).
+    pub(super) reads: Semaphore,
 }
 
 /// For frames whose end nobody waits for.
@@ -74,6 +81,8 @@ impl QueuePort {
                 Plan::Hot(messages, next_seq) => return Ok(Page { messages, next_seq }),
                 Plan::Cold { number, seqs, next_seq } => (number, seqs, next_seq),
             };
+            // Never closed.
+            let _turn = self.reads.acquire().await;
             let (wal, projection) = (self.wal.clone(), Arc::clone(&self.projection));
             let (queues, key) = (Arc::clone(&self.queues), key.clone());
             let messages = run_blocking(self.blocking, move || {

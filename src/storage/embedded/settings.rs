@@ -37,7 +37,8 @@ pub struct EmbeddedSettings {
     /// Bytes of the log that are kept for what queues point to; above it the messages are copied
     /// out. What was not dispatched stays whatever its size (IN-8).
     pub retain_bytes: u64,
-    /// fjall's block cache.
+    /// fjall's block cache. Pages of a queue read on where the one before ended; nothing else is
+    /// read twice.
     pub cache_bytes: u64,
     /// The windows of the token bucket; none means no limit.
     pub bucket: Vec<Window>,
@@ -62,7 +63,7 @@ impl Default for EmbeddedSettings {
             hot_bytes: 256 << 20,
             row_bytes: 256 << 20,
             retain_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
+            cache_bytes: 4 << 20,
             bucket: Vec::new(),
             device_bucket: Vec::new(),
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::applier::{Machine, replay};
@@ -18,7 +19,7 @@ use super::fjall_state::FjallState;
 use super::format::{read_direct_frame, read_key};
 use super::projection::{Changes, MemoryProjection, Projection, Space};
 use super::publish::{Decided, PublishPort};
-use super::queue_port::QueuePort;
+use super::queue_port::{PAGE_READS, QueuePort};
 use super::queues::Queues;
 use super::records::{CHECKPOINT_KEY, Checkpoint, read_queue};
 use super::tables::{TablePort, Tables};
@@ -141,6 +142,7 @@ fn stores(
         projection: Arc::clone(&parts.projection),
         blocking,
         kick: Arc::clone(&parts.kick),
+        reads: Semaphore::new(PAGE_READS),
     };
     Stores {
         log: Arc::new(log),

@@ -246,6 +246,15 @@ mod tests {
         assert_eq!(producer.get("sasl.mechanism"), Some("PLAIN"));
     }
 
+    /// IN-6: what the producer holds for others it sends after a millisecond, and at its size.
+    #[test]
+    fn the_producer_hardly_waits_for_company() {
+        let producer = settings(&[]).producer(&TopicConfig::default());
+        let number = |key| producer.get(key).and_then(|value| value.parse::<u32>().ok());
+        assert!(number("linger.ms").is_some_and(|millis| millis <= 20));
+        assert!(number("batch.size").is_some_and(|bytes| bytes <= 1 << 20));
+    }
+
     /// Rows are written in batches that their topics take, however narrow records are.
     #[test]
     fn batches_of_rows_fit_their_topics() {

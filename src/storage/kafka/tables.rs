@@ -37,7 +37,7 @@ struct Followers {
     untold: Untold,
     /// Tables that several nodes write.
     resolvers: BTreeMap<Table, Resolver>,
-    /// The rows in force of those whose resolver asks for them.
+    /// The rows in force of those whose resolver asks for them, until their follower can tell.
     current: HashMap<Bytes, (u64, Bytes), ahash::RandomState>,
 }
 
@@ -50,13 +50,20 @@ impl Followers {
         if !resolver.remembers {
             return (resolver.how)(at(position), None, row);
         }
-        let before = self.current.get(&row.key);
-        if before.is_some_and(|(newest, _)| *newest >= position) {
+        let follower = self.of.get(&row.table);
+        let before = match follower {
+            Some(follower) => follower.recall(&row.key),
+            None => self.current.get(&row.key).cloned(),
+        };
+        if before.as_ref().is_some_and(|(newest, _)| *newest >= position) {
             // Its topic has it already, or something newer.
             return None;
         }
-        let before = before.map(|(_, value)| value.as_ref());
+        let before = before.as_ref().map(|(_, value)| value.as_ref());
         let resolved = (resolver.how)(at(position), before, row)?;
+        if follower.is_some() {
+            return Some(resolved);
+        }
         let key = resolved.row.key.clone();
         match &resolved.row.value {
             Some(value) => drop(self.current.insert(key, (position, value.clone()))),
@@ -164,26 +171,25 @@ impl Tables {
         // Held, so that a follower or a load that comes meanwhile finds everything once.
         let mut followers = self.followers.lock();
         let (mut claims, mut in_force) = (Vec::new(), Vec::with_capacity(rows.len()));
+        let started = self.started.load(Ordering::Acquire);
         for row in rows {
             let Some(InForce { row, claimed }) = followers.resolve(position, row) else { continue };
             if let Some((by, moved)) = claimed {
                 let client = ClientId::new(&String::from_utf8_lossy(&row.key));
                 claims.push((client, by, moved));
             }
+            // At once: what resolves the next one may ask for it.
+            let Followers { of, untold, .. } = &mut *followers;
+            match of.get(&row.table) {
+                _ if row.table == Table::Retained => {}
+                Some(follower) => follower.apply(at(position), &row),
+                None if started => {}
+                None => keep(untold, at(position), &row),
+            }
             in_force.push(row);
         }
-        let rows = in_force;
-        let Followers { of, untold, .. } = &mut *followers;
-        let started = self.started.load(Ordering::Acquire);
-        for row in rows.iter().filter(|row| row.table != Table::Retained) {
-            match of.get(&row.table) {
-                Some(follower) => follower.apply(at(position), row),
-                None if started => {}
-                None => keep(untold, at(position), row),
-            }
-        }
         if kept {
-            self.push(position, rows);
+            self.push(position, in_force);
         }
         claims
     }
@@ -343,9 +349,9 @@ impl ChangeLog for KafkaTables {
 
     fn follow(&self, table: Table, follower: Arc<dyn Follower>) {
         let mut followers = self.0.followers.lock();
+        let remembers = followers.resolvers.get(&table).is_some_and(|one| one.remembers);
         for (position, row) in followers.untold.remove(&table).unwrap_or_default() {
             // Those of a table that remembers were resolved when they came.
-            let remembers = followers.resolvers.get(&table).is_some_and(|one| one.remembers);
             let resolved = match remembers {
                 true => Some(row),
                 false => followers.resolve(position.offset, row).map(|resolved| resolved.row),
@@ -353,6 +359,9 @@ impl ChangeLog for KafkaTables {
             if let Some(row) = resolved {
                 follower.apply(position, &row);
             }
+        }
+        if remembers {
+            followers.current = HashMap::default();
         }
         followers.of.insert(table, follower);
     }

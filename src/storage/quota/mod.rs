@@ -231,16 +231,31 @@ impl Quota {
     }
 
     /// For what must not wait, and for what can't be refused any more: where the bucket would have
-    /// to be asked, it is charged with the next draw. `None`: refused.
+    /// to be asked and can't be at once, it is charged with the next draw. `None`: refused.
     pub fn take_now(&self, n: u64) -> Option<Charge> {
         match self.attempt(n) {
             Attempt::Admitted(charge) => Some(charge),
             Attempt::Refused => None,
-            Attempt::Wait => {
-                self.owe(n);
-                Some(Charge(0))
-            }
+            Attempt::Wait => match self.bucket.draw_now(n.saturating_sub(self.lease.tokens())) {
+                Some(drawn) => {
+                    self.lease.add(drawn);
+                    self.lease.take(n).then_some(Charge(n)).or_else(|| self.is_empty_now())
+                }
+                None => {
+                    self.owe(n);
+                    Some(Charge(0))
+                }
+            },
         }
+    }
+
+    /// The bucket has just been found empty.
+    fn is_empty_now(&self) -> Option<Charge> {
+        self.slow.lock().back_off_until = Some(Instant::now() + self.settings.back_off);
+        if self.settings.purpose == Purpose::Throughput {
+            self.reached.raise();
+        }
+        None
     }
 
     /// Charges what is admitted whatever the budget says: a resend of what may be stored already.

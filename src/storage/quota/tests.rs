@@ -303,6 +303,37 @@ async fn what_does_not_wait_is_paid_for_later() {
     assert!(node.quota.take_now(1).is_none(), "the budget is used up");
 }
 
+/// QUO-1, QUO-2: a bucket in this process is asked at once. It is never away, however long the
+/// process stood still, and what must not wait (a Will) is charged exactly: nothing goes out on
+/// credit when the budget is used up.
+#[tokio::test(start_paused = true)]
+async fn a_bucket_in_this_process_is_never_away() {
+    let window = Window { capacity: 3, period: Duration::from_secs(1_000_000) };
+    let settings = QuotaSettings {
+        purpose: Purpose::Throughput,
+        block: 1,
+        back_off: Duration::from_secs(1),
+        paced: false,
+        lease_return: Some(Duration::from_secs(1)),
+    };
+    let quota = Quota::new(settings, Arc::new(LocalBucket::new(&[window])));
+    // Nobody drives it yet: a process that stalls.
+    assert_eq!(quota.take_now(1), Some(Charge(1)));
+    let driven = Arc::clone(&quota);
+    let driver = task::spawn("quota", async move { driven.run().await });
+    for _ in 0..2 {
+        tokio::time::advance(Duration::from_secs(40)).await;
+        assert!(quota.take(1).await.is_some());
+    }
+    for _ in 0..5 {
+        assert_eq!(quota.take_now(1), None, "the budget is used up");
+        assert!(quota.take(1).await.is_none());
+        // The pause after an empty draw is over, and the bucket is asked anew.
+        tokio::time::advance(Duration::from_secs(40)).await;
+    }
+    driver.abort();
+}
+
 /// QUO-10: three nodes under twofold overload for 60 s admit what the budget allows, within 5 %,
 /// also while one of them dies and comes back: its lease is lost, once.
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,8 @@ use super::place::Place;
 use super::stream::{Next, Pool, Stream};
 use crate::storage::redis::{Claim, Places};
 use crate::storage::{
-    AppendOutcome, AppendSink, IdRun, Page, Position, QueueKey, QueuedMessage, StorageError,
+    AppendOutcome, AppendSink, IdRun, Page, Position, QueueEntry, QueueKey, QueuedMessage,
+    StorageError,
 };
 use crate::telemetry::{Direction, DropReason, dropped_of, task};
 
@@ -254,6 +255,19 @@ impl AppLog {
     pub(super) fn removed(&self, lost: u64) {
         let (reason, client) = (DropReason::QueueLimitExceeded, self.queue.name());
         dropped_of(reason, Direction::Outbound, client, "", lost);
+    }
+
+    /// Its topic takes nothing for now.
+    pub(super) fn takes_nothing(&self) -> StorageError {
+        StorageError::Unavailable(format!("topic {} does not take messages", self.topic))
+    }
+
+    /// Its topic will never take this one (IN-9).
+    pub(super) fn given_up(&self, entry: &QueueEntry) {
+        let (client, topic) = (self.queue.name(), entry.message.view().topic);
+        let bytes = entry.message.view().payload.len();
+        tracing::warn!(log = self.topic, topic, bytes, "Kafka refuses a message: it is given up");
+        dropped_of(DropReason::DeliveryFailed, Direction::Outbound, client, topic, 1);
     }
 
     // === what is written down ===

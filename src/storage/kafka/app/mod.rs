@@ -11,6 +11,7 @@
 //! twice (`place`). Nothing is given to a connection from memory: it is told how far the log goes,
 //! and reads it.
 
+mod append;
 mod log;
 mod place;
 mod producer;
@@ -28,7 +29,7 @@ use sha2::{Digest, Sha256};
 
 use self::log::{AppLog, Writing, blocking};
 use self::place::Place;
-use self::producer::{AppProducer, Ended};
+use self::producer::AppProducer;
 use self::stream::Pool;
 use super::KafkaSettings;
 use super::admin::{Admin, Policy};
@@ -235,77 +236,6 @@ impl Inner {
         .await?;
         let state = log.place.lock().state(incarnation, log.end());
         Ok(state)
-    }
-
-    /// The log to append to; `None`: the session is over.
-    async fn to_append(
-        self: &Arc<Self>,
-        queue: &QueueKey,
-        incarnation: u64,
-    ) -> Result<Option<Arc<AppLog>>, StorageError> {
-        if let Some(log) = self.known(queue, incarnation) {
-            return Ok(Some(log));
-        }
-        let Some(client_id) = queue.client().cloned() else { return Ok(None) };
-        let all = Arc::clone(self);
-        let bounds = blocking(move || {
-            let topic = all.settings.name(&all.topic(&client_id, incarnation));
-            let there = all.writing.pool.exists(&topic)?;
-            there.then(|| all.writing.pool.bounds(&topic)).transpose()
-        })
-        .await?;
-        let Some(bounds) = bounds else { return Ok(None) };
-        let claim = Claim { queue: queue.clone(), incarnation, epoch: 0 };
-        let held = self.writing.places.look(&claim).await?;
-        let Some(log) = self.made(queue, incarnation) else { return Ok(None) };
-        log.heard_of(bounds.end);
-        if let Some(held) = held
-            && log.epoch.load(Ordering::Acquire) == 0
-        {
-            // For whoever asks how far the client is.
-            *log.place.lock() = Place::decode(&held)?;
-        }
-        Ok(Some(log))
-    }
-
-    /// All at once, each log in its order.
-    async fn append(
-        self: &Arc<Self>,
-        appends: &[QueueAppend],
-    ) -> Result<Vec<Appended>, StorageError> {
-        let mut runs = Vec::with_capacity(appends.len());
-        for append in appends {
-            let log = self.to_append(&append.queue, append.incarnation).await?;
-            let records: Vec<Vec<u8>> = append.entries.iter().map(record::encode).collect();
-            runs.push(log.map(|log| {
-                let run = self.producer.append(&log.topic, &records);
-                (log, run)
-            }));
-        }
-        let mut appended = Vec::with_capacity(appends.len());
-        for (append, run) in appends.iter().zip(runs) {
-            let Some((log, run)) = run else {
-                appended.push(Appended::NoQueue);
-                continue;
-            };
-            match run.wait().await {
-                Ended::Stored(end) => {
-                    log.heard_of(end + 1);
-                    // The connection reads them from the log.
-                    let (first_seq, skipped) = (log.end(), append.entries.len());
-                    appended.push(Appended::Taken { first_seq, skipped });
-                }
-                Ended::Gone => {
-                    self.forget(&append.queue, append.incarnation);
-                    appended.push(Appended::NoQueue);
-                }
-                Ended::Failed => {
-                    let text = format!("topic {} does not take messages", log.topic);
-                    return Err(StorageError::Unavailable(text));
-                }
-            }
-        }
-        Ok(appended)
     }
 
     fn forget(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {

@@ -14,6 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Message};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, PurgeConfig};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::storage::StorageError;
 use crate::storage::kafka::watch::{Watch, log_line, note_error, unavailable};
@@ -32,6 +33,8 @@ pub(super) struct Run {
     failed: AtomicBool,
     /// The log is not there any more.
     gone: AtomicBool,
+    /// Which producer has it.
+    generation: u64,
     done: Notify,
 }
 
@@ -42,16 +45,19 @@ pub(super) enum Ended {
     Stored(u64),
     /// Some of it may be.
     Failed,
+    /// Some of it may be, and some never will: too large for the topic, or not allowed (IN-9).
+    Refused,
     Gone,
 }
 
 impl Run {
-    fn new(records: usize) -> Arc<Self> {
+    fn new(records: usize, generation: u64) -> Arc<Self> {
         Arc::new(Self {
             open: AtomicU64::new(records as u64),
             end: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            generation,
             done: Notify::new(),
         })
     }
@@ -63,7 +69,7 @@ impl Run {
     }
 
     /// Waits for its end; one waits. Cancel safe: yes.
-    pub(super) async fn wait(&self) -> Ended {
+    async fn wait(&self) -> Ended {
         while self.open.load(Ordering::Acquire) > 0 {
             self.done.notified().await;
         }
@@ -72,6 +78,16 @@ impl Run {
             (false, true) => Ended::Failed,
             (false, false) => Ended::Stored(self.end.load(Ordering::Acquire)),
         }
+    }
+
+    /// What went wrong with one of its records.
+    fn note(&self, error: &KafkaError) {
+        let gone = matches!(
+            error.rdkafka_error_code(),
+            Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition)
+        );
+        self.gone.fetch_or(gone, Ordering::AcqRel);
+        self.failed.store(true, Ordering::Release);
     }
 }
 
@@ -97,26 +113,35 @@ impl ProducerContext for Reports {
                 let end = u64::try_from(message.offset()).map_or(0, |offset| offset + 1);
                 run.end.fetch_max(end, Ordering::AcqRel);
             }
-            Err((error, _)) => {
-                let gone = matches!(
-                    error.rdkafka_error_code(),
-                    Some(
-                        RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition
-                    )
-                );
-                run.gone.fetch_or(gone, Ordering::AcqRel);
-                run.failed.store(true, Ordering::Release);
-            }
+            Err((error, _)) => run.note(error),
         }
         run.ended(1);
     }
+}
+
+/// What librdkafka says of an error, without its name.
+fn words(code: RDKafkaErrorCode) -> String {
+    let shown = code.to_string();
+    let words = shown.split_once('(').map(|(_, words)| words.trim_end_matches(')'));
+    words.unwrap_or(&shown).to_owned()
 }
 
 pub(super) struct AppProducer {
     config: ClientConfig,
     watch: Arc<Watch>,
     producer: RwLock<Option<BaseProducer<Reports>>>,
+    /// How many producers there were before this one.
+    generation: AtomicU64,
+    /// The last one that was given up because a topic refuses a record.
+    refused: AtomicU64,
 }
+
+/// What a topic says of a record that it will never take.
+const REFUSALS: [RDKafkaErrorCode; 3] = [
+    RDKafkaErrorCode::MessageSizeTooLarge,
+    RDKafkaErrorCode::InvalidRecord,
+    RDKafkaErrorCode::TopicAuthorizationFailed,
+];
 
 impl fmt::Debug for AppProducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,7 +151,8 @@ impl fmt::Debug for AppProducer {
 
 impl AppProducer {
     pub(super) fn new(config: ClientConfig, watch: Arc<Watch>) -> Result<Self, StorageError> {
-        let new = Self { config, watch, producer: RwLock::new(None) };
+        let (producer, refused) = (RwLock::new(None), AtomicU64::new(u64::MAX));
+        let new = Self { config, watch, producer, generation: AtomicU64::new(0), refused };
         *new.producer.write() = Some(new.connect()?);
         Ok(new)
     }
@@ -139,23 +165,42 @@ impl AppProducer {
 
     /// Hands a run to the producer.
     pub(super) fn append(&self, topic: &str, records: &[Vec<u8>]) -> Arc<Run> {
-        let run = Run::new(records.len());
         let producer = self.producer.read();
+        let run = Run::new(records.len(), self.generation.load(Ordering::Acquire));
         for (at, payload) in records.iter().enumerate() {
             let record = BaseRecord::<(), [u8], _>::with_opaque_to(topic, Arc::clone(&run));
             let sent = producer.as_ref().map(|producer| {
                 producer.send(record.partition(0).payload(payload)).map_err(|(error, _)| error)
             });
-            if let Some(Ok(())) = sent {
-                continue;
+            match sent {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => run.note(&error),
+                None => run.failed.store(true, Ordering::Release),
             }
-            tracing::debug!(topic, ?sent, "not taken by the producer");
             // What is behind it must not come without it.
-            run.failed.store(true, Ordering::Release);
+            tracing::debug!(topic, "not taken by the producer");
             run.ended((records.len() - at) as u64);
             break;
         }
         run
+    }
+
+    /// Waits for the run's end. librdkafka tells of a record that was refused what it tells of all
+    /// that were on their way then: that the stream has a gap. Why is known when the producer is
+    /// replaced. Cancel safe: yes.
+    pub(super) async fn ended(&self, run: &Run) -> Ended {
+        let ended = run.wait().await;
+        if ended != Ended::Failed {
+            return ended;
+        }
+        let until = Instant::now() + LAST_REPORTS + 4 * TICK;
+        while self.generation.load(Ordering::Acquire) == run.generation && Instant::now() < until {
+            tokio::time::sleep(TICK).await;
+        }
+        match self.refused.load(Ordering::Acquire) == run.generation {
+            true => Ended::Refused,
+            false => Ended::Failed,
+        }
     }
 
     /// Serves delivery reports until `ended`; runs on a thread of its own.
@@ -174,6 +219,10 @@ impl AppProducer {
             };
             if let Some((code, text)) = fatal {
                 tracing::info!(%code, "the producer of application logs is replaced: {text}");
+                if REFUSALS.into_iter().any(|refusal| text.contains(&words(refusal))) {
+                    let generation = self.generation.load(Ordering::Acquire);
+                    self.refused.store(generation, Ordering::Release);
+                }
                 self.replace();
             }
         }
@@ -189,9 +238,25 @@ impl AppProducer {
                 tracing::debug!(%error, "a producer that was given up did not report everything");
             }
         }
+        self.generation.fetch_add(1, Ordering::AcqRel);
         match self.connect() {
             Ok(fresh) => *producer = Some(fresh),
             Err(error) => tracing::warn!(%error, "trying again"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// IN-9: a refusal is known by the library's own words in what it says of a gap.
+    #[test]
+    fn refusals_are_known_by_their_words() {
+        let text = "ProduceRequest for t [0] with 1 message(s) failed: Broker: Message size too \
+                    large (broker 1): unable to satisfy gap-less guarantee";
+        assert!(text.contains(&words(RDKafkaErrorCode::MessageSizeTooLarge)));
+        let away = "failed: Local: Timed out (broker 1): unable to satisfy gap-less guarantee";
+        assert!(REFUSALS.into_iter().all(|refusal| !away.contains(&words(refusal))));
     }
 }
