@@ -47,7 +47,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Config {
         jwt: jwt(r),
         http: http(r),
         hashing: HashingConfig {
-            threads: r.size("security.password-hashing.threads", "threads", 1..=64),
+            threads: r.size("security.password-hashing.threads", "threads", 0..=64),
             memory_kib: r.number("security.password-hashing.memory-kib", "KiB", 8..=1_048_576)
                 as u32,
             iterations: r.number("security.password-hashing.iterations", "passes", 1..=100) as u32,

@@ -128,6 +128,7 @@ impl std::fmt::Debug for HttpConfig {
 /// What one password hash costs, and who works on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashingConfig {
+    /// 0: one less than there are processors, at least one, so that clients that are in keep one.
     pub threads: usize,
     pub memory_kib: u32,
     pub iterations: u32,

@@ -101,7 +101,10 @@ impl Pool {
         let params = params.unwrap_or_default();
         Self {
             queue: Arc::default(),
-            threads: config.threads,
+            threads: match config.threads {
+                0 => std::thread::available_parallelism().map_or(1, |all| (all.get() - 1).max(1)),
+                asked => asked,
+            },
             started: Once::new(),
             argon2: Argon2::new(Algorithm::Argon2id, Version::V0x13, params),
             remembered: Mutex::default(),
