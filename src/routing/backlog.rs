@@ -9,8 +9,9 @@ use tokio::sync::Notify;
 
 use super::dispatcher::{Parts, Progress, RETRY};
 use super::hand_over::Queued;
+use super::here::cost;
 use crate::limits::BACKLOG_BYTES;
-use crate::storage::{Position, QueueEntry};
+use crate::storage::Position;
 use crate::telemetry::{metrics, task};
 
 #[derive(Default)]
@@ -33,14 +34,6 @@ impl std::fmt::Debug for Backlog {
     }
 }
 
-fn cost(queued: &[Queued]) -> usize {
-    let of = |entry: &QueueEntry| {
-        let view = entry.message.view();
-        view.payload.len() + view.topic.len() + view.properties.len() + 128
-    };
-    queued.iter().flat_map(|one| &one.append.entries).map(of).sum()
-}
-
 impl Backlog {
     pub(super) fn is_empty(&self) -> bool {
         self.state.lock().waiting.is_empty()
@@ -56,7 +49,7 @@ impl Backlog {
 
     /// Behind all that waits; when there is too much of that, not before there is room.
     pub(super) async fn push(self: &Arc<Self>, parts: &Parts, queued: Vec<Queued>) {
-        let bytes = cost(&queued);
+        let bytes = queued.iter().flat_map(|one| &one.append.entries).map(cost).sum();
         loop {
             let room = self.room.notified();
             {

@@ -71,7 +71,8 @@ pub struct Here {
     state: Mutex<State>,
 }
 
-fn cost(entry: &QueueEntry) -> usize {
+/// What a copy that waits takes of its bound.
+pub(super) fn cost(entry: &QueueEntry) -> usize {
     let view = entry.message.view();
     view.payload.len() + view.topic.len() + view.properties.len() + 128
 }
