@@ -3,12 +3,13 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 
 use serde_json::json;
 
 use crate::doors::{House, TRANSPORTS};
 use crate::operator::{self, Operator};
-use crate::support::{Broker, Client, Connect, Level, Link, Packet, Start, Transport};
+use crate::support::{Broker, Client, Connect, Level, Link, PATIENCE, Packet, Start, Transport};
 
 const FAR: &str = "192.0.2.77";
 
@@ -166,4 +167,32 @@ fn anonymous_clients_come_by_the_listener_that_says_so() {
     let house = House::open(start);
     assert_eq!(code(&house, Transport::Tls, b"", &Connect::v5("silent")), 0x87);
     assert_eq!(code(&house, Transport::Tcp, b"", &Connect::v5("silent")), 0);
+}
+
+/// A balancer on the same machine tells the address over a UNIX socket, too, in both versions.
+#[test]
+fn a_balancer_may_come_over_a_unix_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mqtt.sock");
+    let start = operator::start()
+        .env("SECURITY_ALLOW_ANONYMOUS", true)
+        .env("LISTENER_UNIX_ENABLED", true)
+        .env("LISTENER_UNIX_PATH", path.display())
+        .env("LISTENER_UNIX_PROXY_PROTOCOL_ENABLED", true)
+        .allow_log("ANONYMOUS ACCESS");
+    let broker = start.start();
+    let operator = Operator::login(&broker);
+    let address = [192, 0, 2, 77, 10, 0, 0, 1, 0xC3, 0x50, 7, 0x5B];
+    let two = [b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0C".as_slice(), &address].concat();
+    for (id, header) in [("one", proxied(0)), ("two", two)] {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(&header).unwrap();
+        stream.write_all(&Connect::v311(id).bytes()).unwrap();
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [0x20, 2, 0, 0]);
+        let session = operator.get(&format!("/api/client-session?clientId={id}")).ok();
+        assert_eq!(session["clientIpAdr"], FAR, "{session}");
+    }
 }
