@@ -89,3 +89,31 @@ fn a_late_keeper_writes_no_row_over_a_newer_one() {
     there.retain("k", "and on");
     until("its successor goes on", || is_last(&topic, "k", "and on"));
 }
+
+/// CLU: of two processes under one name the later one stays, with all that the first one had; the
+/// first one ends and says why.
+#[test]
+fn of_two_processes_under_one_name_the_later_one_stays() {
+    let Some(prefix) = services().map(|services| services.prefix()) else { return };
+    let named = ["TB_KAFKA_PREFIX", "CACHE_PREFIX"].map(|name| (name.to_owned(), prefix.clone()));
+    let allowed = ["WARN", "this node ends"];
+    let start = || settled_nodes(&[named.to_vec()], &allowed).and_then(|mut nodes| nodes.pop());
+    let Some(mut first) = start() else { return };
+    let persistent = Connect::v5("c").persistent();
+    let mut client = Client::connect(&first, &persistent);
+    client.subscribe("t", 1);
+    let mut publisher = Client::connect(&first, &Connect::v5("p"));
+    client.disconnect();
+    publisher.publish("t", "kept", 1);
+    let Some(later) = start() else { return };
+    let status = first.await_exit();
+    assert_eq!(status.code(), Some(1), "{}", first.log());
+    let log = first.log();
+    assert!(log.contains("another process has joined under this node's name"), "{log}");
+    let mut client = Client::connect(&later, &persistent);
+    assert!(client.session_present);
+    assert_eq!(client.take().payload(), "kept");
+    let mut publisher = Client::connect(&later, &Connect::v5("p"));
+    publisher.publish("t", "new", 1);
+    assert_eq!(client.take().payload(), "new");
+}

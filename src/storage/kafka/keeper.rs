@@ -303,7 +303,7 @@ impl Keeper {
         }
     }
 
-    /// Whether this node is the one that writes rows. To believe it is not enough: a node that stood
+    /// Whether this node is the one that writes rows. To believe it is not enough: one that stood
     /// still may have a successor that it has not read of yet. So it first fences whoever wrote
     /// before, and then reads to where the log ended by then: who comes later fences this node.
     fn enter(
