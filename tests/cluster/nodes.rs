@@ -95,7 +95,7 @@ fn a_value_is_retained_or_live_and_never_both() {
             let mut value = 0;
             while over.load(Ordering::Relaxed) == 0 {
                 value += 1;
-                publisher.retain("k", &value.to_string());
+                publisher.retain("k", value.to_string());
             }
         });
         // Ends the publisher, also when an assertion ends this thread.
