@@ -78,7 +78,6 @@ const KEYS: &[(&str, Why)] = &[
     ("queue.integration-uplink-notifications.", Why::NotYet),
     ("queue.integration-uplink.", Why::NotYet),
     ("queue.internode-notifications.", Why::Never),
-    ("queue.kafka.app-persisted-msg-shared.", Why::NotYet),
     ("queue.kafka.application-removed-event.", Why::NotYet),
     ("queue.kafka.consumer-properties-per-topic.", Why::NotYet),
     ("queue.kafka.home-page.", Why::NotYet),

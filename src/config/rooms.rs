@@ -193,6 +193,7 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
     let kafka = kafka::read(r);
     storage::Config {
         application: kafka::retention(r, &kafka.topics.application),
+        application_shared: kafka::retention(r, &kafka.topics.application_shared),
         profile,
         kafka,
         redis,
