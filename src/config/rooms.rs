@@ -123,8 +123,13 @@ fn total_rate(r: &mut Reader<'_>) -> TotalRate {
 }
 
 fn routing(r: &mut Reader<'_>) -> routing::Config {
-    r.choice("mqtt.shared-subscriptions.processing-type", &["ROUND_ROBIN"]);
+    let policies = routing::Policy::NAMES.map(|(name, _)| name).join(", ");
     routing::Config {
+        shared_policy: r.read(
+            "mqtt.shared-subscriptions.processing-type",
+            policies,
+            routing::Policy::parse,
+        ),
         shared_skip_non_writable: r.flag("mqtt.shared-subscriptions.skip-non-writable"),
         retained_expiry_period: millis(
             r,

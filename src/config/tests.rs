@@ -5,6 +5,7 @@ use tempfile::NamedTempFile;
 
 use super::*;
 use crate::limits;
+use crate::routing::Policy;
 use crate::storage::{KafkaConfig, Profile, SyncMode};
 
 const TBMQ: &str = include_str!("testdata/tbmq.yml");
@@ -251,6 +252,17 @@ fn the_retention_of_application_logs_is_read_out_of_kafkas_words() {
     assert_eq!((of_groups.bytes, of_groups.life), (Some(6), Some(Duration::from_secs(5))));
     assert_eq!(both.application, default, "those of clients are others");
     fault("", &[(name, "retention.bytes:x")], &["retention.bytes", "tbmq.msg.app.shared"]);
+}
+
+/// SHR-1
+#[test]
+fn policies_of_groups_are_known_in_any_case_and_with_dashes() {
+    let name = "MQTT_SHARED_SUBSCRIPTIONS_PROCESSING_TYPE";
+    let policy = |text: &str| good("", &[(name, text)]).config.routing.shared_policy;
+    assert_eq!(good("", &[]).config.routing.shared_policy, Policy::RoundRobin);
+    assert_eq!(policy("least-inflight"), Policy::LeastInflight);
+    assert_eq!(policy("Hash_Client"), Policy::HashClient);
+    fault("", &[(name, "RANDOM")], &["processing-type", name, "STICKY"]);
 }
 
 /// QUO-6, QUO-7

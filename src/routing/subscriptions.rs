@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
+use super::Shares;
 use super::SubscriptionIndex;
 use super::rows::SubscriptionRow;
 use crate::delivery::{SlotId, Slots};
@@ -31,6 +32,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Subscriptions {
     pub(super) slots: Arc<Slots>,
+    shares: Arc<Shares>,
     inner: RwLock<Inner>,
     pub(super) version: AtomicU64,
 }
@@ -59,7 +61,17 @@ struct Change {
 
 impl Subscriptions {
     pub fn new(slots: Arc<Slots>) -> Self {
-        Self { slots, inner: RwLock::default(), version: AtomicU64::new(0) }
+        Self { slots, shares: Arc::default(), inner: RwLock::default(), version: AtomicU64::new(0) }
+    }
+
+    /// With what is settled about shared ones.
+    #[must_use]
+    pub fn with_shares(self, shares: Arc<Shares>) -> Self {
+        Self { shares, ..self }
+    }
+
+    pub fn shares(&self) -> &Arc<Shares> {
+        &self.shares
     }
 
     /// For matching: held for one batch.
