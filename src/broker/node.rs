@@ -118,7 +118,7 @@ impl Loaded {
 fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
-    let shares = Arc::new(Shares::new(routing.shared_policy));
+    let shares = Arc::new(Shares::new(routing.shared_policy).app_leave(routing.shared_app_leave));
     Ok(Parts {
         limits: Arc::new(super::limits::limits(config, stores)),
         subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots)).with_shares(shares)),

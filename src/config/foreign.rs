@@ -61,7 +61,6 @@ const KEYS: &[(&str, Why)] = &[
     ("mqtt.rate-limits.period-ms", Why::Never),
     ("mqtt.rate-limits.threads-count", Why::Never),
     ("mqtt.retain-msg-trie.", Why::Never),
-    ("mqtt.shared-subscriptions.app-leave-when-non-writable", Why::NotYet),
     ("mqtt.subscription-trie.", Why::Never),
     ("mqtt.write-and-flush", Why::Never),
     ("queue.application-persisted-msg.", Why::NotYet),

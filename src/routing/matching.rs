@@ -183,6 +183,9 @@ impl Parts {
         match view.outbox {
             _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
             Some(outbox) if outbox.is_writable() => Standing::Usable,
+            Some(_) if view.application && self.subscriptions.shares().app_leaves() => {
+                Standing::Away { keeps }
+            }
             Some(_) => Standing::Congested { keeps },
             None if self.is_connected_elsewhere(member.key) => Standing::Usable,
             None => Standing::Away { keeps },

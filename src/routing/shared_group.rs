@@ -373,6 +373,10 @@ impl<K: Eq + Hash, E> Groups<K, E> {
         self.groups.get(group.0)
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = &Group<K, E>> {
+        self.groups.iter()
+    }
+
     /// The group of a whole filter, `$share/…` included.
     pub fn find(&self, filter: &str) -> Option<GroupId> {
         let hash = self.hasher.hash_one(filter) as u32;

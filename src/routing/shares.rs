@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::shared_group::Policy;
@@ -99,7 +100,10 @@ impl Share {
 #[derive(Debug, Default)]
 pub struct Shares {
     default: Policy,
+    app_leaves: bool,
     inner: RwLock<Inner>,
+    /// Changes by REST come one after another: none is made on what another just replaced.
+    pub writes: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +115,18 @@ struct Inner {
 impl Shares {
     /// `default`: of groups whose entity says nothing else, or that have none.
     pub fn new(default: Policy) -> Self {
-        Self { default, inner: RwLock::default() }
+        Self { default, ..Self::default() }
+    }
+
+    /// `mqtt.shared-subscriptions.app-leave-when-non-writable`: an APPLICATION member that is not
+    /// writable is out of its groups until it is (SHR-4, the older document's form).
+    #[must_use]
+    pub fn app_leave(self, app_leaves: bool) -> Self {
+        Self { app_leaves, ..self }
+    }
+
+    pub(super) fn app_leaves(&self) -> bool {
+        self.app_leaves
     }
 
     /// What is settled about a group.

@@ -119,6 +119,16 @@ impl Subscriptions {
         self.inner.read().filters.get(&slot).cloned().unwrap_or_default()
     }
 
+    /// The shared groups, each with its members in the order in which they joined: a copy.
+    pub fn groups(&self) -> Vec<(TopicFilter, Vec<(SlotId, Entry)>)> {
+        let inner = self.inner.read();
+        let members = |group: &super::Group<SlotId, Entry>| {
+            let members = group.members().map(|member| (member.key, member.entry)).collect();
+            (group.filter().clone(), members)
+        };
+        inner.index.groups().iter().map(members).collect()
+    }
+
     pub fn len(&self) -> usize {
         self.inner.read().index.len()
     }
