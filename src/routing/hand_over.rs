@@ -84,6 +84,8 @@ impl Parts {
         self.give_change(purse);
         let refusals = admitted.refusals(batch, self);
         if !refusals.is_empty() {
+            admitted.note(batch, decisions);
+            fail_point::pass("copies.refused");
             assign(&*self.log, &refusals, decisions).await;
         }
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
@@ -243,9 +245,7 @@ impl Parts {
                 for (index, copy) in deliveries.iter().enumerate() {
                     let Some(origin) = &copy.origin else { continue };
                     decisions.is_first(origin, *position);
-                    if let Some(here) = &self.here {
-                        here.refused(copies.view(index).topic, origin);
-                    }
+                    self.refused(copies.view(index).topic, origin, decisions);
                 }
                 continue;
             }

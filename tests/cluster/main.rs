@@ -20,6 +20,7 @@ mod faults;
 mod flow;
 mod health;
 mod kafka_faults;
+mod keeper;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;

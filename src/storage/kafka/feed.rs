@@ -143,6 +143,10 @@ impl Feed {
         self.room.notify_all();
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.inner.lock().ended
+    }
+
     pub(super) fn read_to(&self) -> u64 {
         self.inner.lock().read_to
     }
