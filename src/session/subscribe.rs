@@ -77,6 +77,7 @@ impl Subscriber<'_> {
                 *code = ReasonCode::UnspecifiedError;
             }
         }
+        self.context.tell_groups(self.conn);
         let packet_id = packet.packet_id;
         if self.version != ProtocolVersion::V5 {
             codes
@@ -218,6 +219,7 @@ impl Subscriber<'_> {
                 *code = ReasonCode::UnspecifiedError;
             }
         }
+        self.context.tell_groups(self.conn);
         let packet_id = packet.packet_id;
         self.conn.outbox.control(&Packet::Unsuback(Unsuback {
             packet_id,

@@ -254,6 +254,7 @@ fn every_member_of_an_application_group_gets_its_part() {
         for member in &mut members {
             assert_eq!(member.subscribe(&filter, 1), 1);
         }
+        broker.await_metric("activeSharedAppProcessors", 6.0);
         let mut publisher = dev(&broker, "publisher");
         for number in 0..600 {
             publisher.publish("t", number.to_string(), 1);
@@ -274,6 +275,7 @@ fn every_member_of_an_application_group_gets_its_part() {
         for mut member in members {
             member.unsubscribe(&[filter.as_bytes()]);
         }
+        broker.await_metric("activeSharedAppProcessors", 0.0);
     }
 }
 
