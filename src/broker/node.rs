@@ -10,7 +10,7 @@ use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
 use crate::routing::{
-    self, Here, Judge, Limits, Parts, Progress, RetainedTable, Subscriptions, Turn,
+    self, Here, Judge, Limits, Parts, Progress, RetainedTable, Shares, Subscriptions, Turn,
 };
 use crate::security::Security;
 use crate::session::{Handles, Sessions};
@@ -53,7 +53,7 @@ impl Node {
         let (committed, consumer) = stores.log.consumer(0);
         let parts = parts(config, stores, &committed)?;
         let security = Security::new(config.security.clone(), Arc::clone(&stores.tables))?;
-        security.load()?;
+        security.load(Arc::clone(parts.subscriptions.shares()) as _)?;
         let sessions = Sessions::new(handles(config, stores, &parts, &security));
         sessions.load(WILL_GRACE)?;
         let log = Arc::clone(&stores.log);
@@ -118,9 +118,10 @@ impl Loaded {
 fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
+    let shares = Arc::new(Shares::new(routing.shared_policy).app_leave(routing.shared_app_leave));
     Ok(Parts {
         limits: Arc::new(super::limits::limits(config, stores)),
-        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots)).with_shares(shares)),
         slots,
         retained: Arc::new(RetainedTable::new(
             routing.retained_max_count,

@@ -8,10 +8,10 @@ use super::dispatcher::Parts;
 use super::here::Offer;
 use super::runs::{Copy, Runs};
 use super::subscriptions::{Entry, Inner};
-use super::{Group, Pick, Standing, Subscriber};
+use super::{Choice, Group, Pick, Policy, Standing, Subscriber, rendezvous};
 use crate::delivery::SlotId;
 use crate::mqtt::{ClientId, QoS};
-use crate::storage::{Batch, LogBatch, LogItem, Origin, Position};
+use crate::storage::{Batch, LogBatch, LogItem, Origin, Position, QueueKey};
 use crate::telemetry::{self, Direction, DropReason};
 
 impl Parts {
@@ -42,7 +42,7 @@ impl Parts {
                     nobody = true;
                     return;
                 }
-                let chosen = self.pick(group, &origin, batch);
+                let chosen = self.pick(group, &origin, batch, runs);
                 nobody |= chosen.is_none();
                 picked.extend(chosen);
             },
@@ -80,11 +80,27 @@ impl Parts {
         group: &Group<SlotId, Entry>,
         origin: &Origin,
         batch: &Batch,
+        runs: &Runs,
     ) -> Option<(SlotId, Entry, u64)> {
         let view = batch.view(origin.index as usize);
         let standing =
             |member: &Subscriber<SlotId, Entry>| self.standing(member, origin.position, view.qos);
-        match group.pick(self.turn, standing) {
+        let (publisher, slots) = (batch.publisher().client_id.as_str(), &self.slots);
+        let by = |key: &str, member: &Subscriber<SlotId, Entry>| {
+            let slot = slots.by_id(member.key);
+            slot.map_or(0, |slot| rendezvous(slot.client_id().as_str(), key))
+        };
+        let by_client = |member: &Subscriber<SlotId, Entry>| by(publisher, member);
+        let by_topic = |member: &Subscriber<SlotId, Entry>| by(view.topic, member);
+        let load = |member: &Subscriber<SlotId, Entry>| self.load(member.key, runs);
+        let choice = match self.subscriptions.shares().policy(group.filter()) {
+            Policy::RoundRobin => Choice::Turn,
+            Policy::Sticky => Choice::Sticky,
+            Policy::HashClient => Choice::Highest(&by_client),
+            Policy::HashTopic => Choice::Highest(&by_topic),
+            Policy::LeastInflight => Choice::Least(&load),
+        };
+        match group.pick(self.turn, &choice, standing) {
             Pick::Deliver(member) | Pick::Keep(member) => {
                 Some((member.key, member.entry, origin.group))
             }
@@ -117,7 +133,7 @@ impl Parts {
             let mut picked = None;
             inner.index.matches(view.topic, &mut |_| {}, &mut |group| {
                 if group.number() == origin.group {
-                    picked = self.pick(group, &origin, &batch);
+                    picked = self.pick(group, &origin, &batch, runs);
                 }
             });
             if let Some((slot, entry, number)) = picked {
@@ -142,6 +158,19 @@ impl Parts {
         self.slots.by_id(slot).is_some_and(|slot| slot.client_id() == client_id)
     }
 
+    /// What a member has not acknowledged, as far as this node knows: what waits for it, or is in
+    /// flight, and what it gets of this batch. `None`: another node has it.
+    fn load(&self, member: SlotId, runs: &Runs) -> Option<u64> {
+        let slot = self.slots.by_id(member)?;
+        let (view, of_batch) = (slot.view(), runs.copies_of(member) as u64);
+        let outbox = view.outbox?;
+        let waits = match view.persistent {
+            true => self.queues.depth(&QueueKey::of(slot.client_id(), view.application)),
+            false => u64::from(outbox.in_flight()),
+        };
+        Some(waits + of_batch)
+    }
+
     fn standing(
         &self,
         member: &Subscriber<SlotId, Entry>,
@@ -154,6 +183,9 @@ impl Parts {
         match view.outbox {
             _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
             Some(outbox) if outbox.is_writable() => Standing::Usable,
+            Some(_) if view.application && self.subscriptions.shares().app_leaves() => {
+                Standing::Away { keeps }
+            }
             Some(_) => Standing::Congested { keeps },
             None if self.is_connected_elsewhere(member.key) => Standing::Usable,
             None => Standing::Away { keeps },

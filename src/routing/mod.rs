@@ -26,6 +26,7 @@ mod retained_table;
 mod rows;
 mod runs;
 mod shared_group;
+mod shares;
 mod slab;
 mod subscribers;
 mod subscriptions;
@@ -41,13 +42,18 @@ pub use limits::Limits;
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
 pub use rows::{SubscriptionRow, decode_row, encode_row};
-pub use shared_group::{Group, GroupId, Groups, Joined, Left, Pick, Standing, Turn};
+pub use shared_group::{
+    Choice, Group, GroupId, Groups, Joined, Left, Pick, Policy, Standing, Turn, rendezvous,
+};
+pub use shares::{Share, Shares};
 pub use subscribers::Subscriber;
 pub use subscriptions::{Entry, Subscriptions};
 pub use trie::Trie;
 
 #[cfg(test)]
 mod dispatcher_tests;
+#[cfg(test)]
+mod policy_tests;
 #[cfg(test)]
 mod retained_tests;
 #[cfg(test)]

@@ -126,6 +126,7 @@ pub(super) async fn claim(
         metrics::LAST_WILL_CLIENTS.inc();
     }
     context.registry.add_live(&conn);
+    context.tell_groups(&conn);
     greet(&outbox, resumes);
     let view = SlotView { incarnation, persistent, application: is_one, outbox: Some(outbox) };
     show(context, &ask.client_id, view);

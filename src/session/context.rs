@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use super::Config;
 use super::budget::Budget;
+use super::conn::Conn;
 use super::directory::Directory;
 use super::places::Places;
 use super::registry::Registry;
@@ -98,6 +99,14 @@ impl Context {
             trouble: Mutex::new(None),
             handles,
         })
+    }
+
+    /// Says in how many shared groups an APPLICATION client is.
+    pub(super) fn tell_groups(&self, conn: &Conn) {
+        let Some(processor) = &conn.application else { return };
+        let slot = self.slots.by_client(conn.client_id.as_str());
+        let filters = slot.map(|slot| self.subscriptions.filters(slot.id())).unwrap_or_default();
+        processor.set_groups(filters.iter().filter(|filter| filter.is_shared()).count());
     }
 
     /// A number above every epoch and incarnation so far, also those of earlier runs: the log's

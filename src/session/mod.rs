@@ -28,6 +28,7 @@ mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;
+mod shares;
 mod subscribe;
 mod sweep;
 mod timers;
@@ -48,6 +49,7 @@ use directory::Directory;
 pub use inbound::{Gate, Ruling};
 use loading::load_beside;
 pub use overview::{SessionView, SubscriptionView};
+pub use shares::{GroupView, MemberView, ShareDraft, ShareError};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::routing::Subscriptions;

@@ -37,6 +37,8 @@ pub(super) fn config(inbound_budget_bytes: usize) -> Config {
         max_topic_segments: None,
         topic_alias_max: 0,
         allow_root_wildcard: true,
+        shared_subscriptions: true,
+        app_shares_without_entity: true,
         max_subscriptions_per_client: None,
         sessions_limit: None,
         application_clients_limit: None,

@@ -79,6 +79,8 @@ mod restart;
 mod retained;
 #[path = "../broker/session.rs"]
 mod session;
+#[path = "../broker/shares.rs"]
+mod shares;
 #[path = "../broker/slow_reader.rs"]
 mod slow_reader;
 #[path = "../broker/soak.rs"]

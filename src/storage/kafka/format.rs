@@ -123,6 +123,7 @@ pub(super) fn encode_direct(
         QueueKey::Client(_) => 0,
         QueueKey::Group(_) => 1,
         QueueKey::Application(_) => 2,
+        QueueKey::Shared(_) => 3,
     };
     let queue = to.name();
     let copy = |copy: &DirectCopy| {
@@ -160,6 +161,7 @@ fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
         0 => QueueKey::Client(ClientId::new(head.queue)),
         1 => QueueKey::Group(Arc::from(head.queue)),
         2 => QueueKey::Application(ClientId::new(head.queue)),
+        3 => QueueKey::Shared(Arc::from(head.queue)),
         other => return Err(damaged(&format!("a queue of kind {other} is not known"))),
     };
     let batch = Arc::new(Batch::parse(Bytes::copy_from_slice(body))?);
