@@ -300,7 +300,7 @@ impl Channel {
         self.delayed.get_or_insert_default().push_back(delayed);
     }
 
-    fn delayed(&self) -> usize {
+    pub(super) fn delayed(&self) -> usize {
         self.delayed.as_ref().map_or(0, |delayed| delayed.len())
     }
 

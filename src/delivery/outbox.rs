@@ -289,6 +289,13 @@ impl Outbox {
         !channel.closing && channel.marks.is_writable()
     }
 
+    /// How many QoS 1 and 2 messages would leave at once.
+    pub fn spare(&self) -> u16 {
+        let channel = self.channel.lock();
+        let open = !channel.closing && channel.marks.is_writable();
+        if open && channel.delayed() == 0 { channel.credit.left() } else { 0 }
+    }
+
     /// QoS 1 and 2 messages sent and not acknowledged.
     pub fn in_flight(&self) -> u16 {
         self.channel.lock().credit.in_flight()

@@ -112,6 +112,7 @@ impl Bench {
             delivery: Delivery { qos, retain: false },
             subscription_ids: Arc::from([]),
             expires_at_ms: None,
+            group: None,
         };
         let entries: Vec<_> = (0..count).map(entry).collect();
         let append =

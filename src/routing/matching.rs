@@ -6,13 +6,22 @@ use std::sync::Arc;
 use super::decisions::Decisions;
 use super::dispatcher::Parts;
 use super::here::Offer;
-use super::runs::{Copy, Runs};
+use super::runs::{Copy, Parked, Runs};
 use super::subscriptions::{Entry, Inner};
 use super::{Group, Pick, Standing, Subscriber};
 use crate::delivery::SlotId;
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{Batch, LogBatch, LogItem, Origin, Position};
 use crate::telemetry::{self, Direction, DropReason};
+
+/// What becomes of one message of a group.
+enum Chosen {
+    Member(SlotId, Entry),
+    /// It waits in the group's room.
+    Room(Arc<str>),
+    /// Nobody can take it, and that is counted.
+    Nobody,
+}
 
 impl Parts {
     pub(super) fn route(
@@ -29,6 +38,7 @@ impl Parts {
         let mut nobody = false;
         let mut plain = std::mem::take(&mut runs.plain);
         let mut picked = std::mem::take(&mut runs.picked);
+        let mut parked = std::mem::take(&mut runs.parked);
         inner.index.matches(
             view.topic,
             &mut |one| {
@@ -42,9 +52,15 @@ impl Parts {
                     nobody = true;
                     return;
                 }
-                let chosen = self.pick(group, &origin, batch);
-                nobody |= chosen.is_none();
-                picked.extend(chosen);
+                match self.pick(group, &origin, batch) {
+                    Chosen::Member(slot, entry) => picked.push((slot, entry, origin.group)),
+                    Chosen::Room(filter) => {
+                        nobody = true;
+                        let (number, (item, index)) = (origin.group, place);
+                        parked.push(Parked { filter, number, item, index });
+                    }
+                    Chosen::Nobody => nobody = true,
+                }
             },
         );
         for (slot, entry) in plain.drain(..) {
@@ -57,7 +73,7 @@ impl Parts {
         for (slot, entry, group) in picked.drain(..) {
             runs.add(slot, Copy::new(place, &view, &entry.options).of_group(group));
         }
-        (runs.plain, runs.picked) = (plain, picked);
+        (runs.plain, runs.picked, runs.parked) = (plain, picked, parked);
         let (position, copies) = (position.offset, runs.copies() - before);
         let client = &batch.publisher().client_id;
         tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
@@ -74,25 +90,28 @@ impl Parts {
         self.here.as_ref().is_some_and(|here| here.leaves(origin, batch))
     }
 
-    /// Who of the group gets the message; `None`: nobody can take it, which is counted.
-    fn pick(
-        &self,
-        group: &Group<SlotId, Entry>,
-        origin: &Origin,
-        batch: &Batch,
-    ) -> Option<(SlotId, Entry, u64)> {
+    /// Who of the group gets the message.
+    fn pick(&self, group: &Group<SlotId, Entry>, origin: &Origin, batch: &Batch) -> Chosen {
         let view = batch.view(origin.index as usize);
+        let room = || {
+            let filter: Arc<str> = Arc::from(group.filter().as_str());
+            self.rooms.decided(&filter);
+            Chosen::Room(filter)
+        };
+        if view.qos.is_acknowledged() && self.rooms.is_busy(group.filter().as_str()) {
+            // Behind what waits already.
+            return room();
+        }
         let standing =
             |member: &Subscriber<SlotId, Entry>| self.standing(member, origin.position, view.qos);
         match group.pick(self.turn, standing) {
-            Pick::Deliver(member) | Pick::Keep(member) => {
-                Some((member.key, member.entry, origin.group))
-            }
+            Pick::Deliver(member) => Chosen::Member(member.key, member.entry),
+            Pick::Keep(_) => room(),
             Pick::Nobody => {
                 let (why, by) = (DropReason::NoSubscribers, batch.publisher());
                 let client = by.client_id.as_str();
                 telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
-                None
+                Chosen::Nobody
             }
         }
     }
@@ -114,22 +133,29 @@ impl Parts {
                 continue;
             }
             let (view, place) = (batch.view(origin.index as usize), items.len());
-            let mut picked = None;
+            let (mut chosen, index) = (Chosen::Nobody, origin.index as usize);
             inner.index.matches(view.topic, &mut |_| {}, &mut |group| {
                 if group.number() == origin.group {
-                    picked = self.pick(group, &origin, &batch);
+                    chosen = self.pick(group, &origin, &batch);
                 }
             });
-            if let Some((slot, entry, number)) = picked {
-                let copy = Copy::new((place, origin.index as usize), &view, &entry.options);
-                runs.add(slot, copy.of_group(number));
+            let number = origin.group;
+            match chosen {
+                Chosen::Member(slot, entry) => {
+                    let copy = Copy::new((place, index), &view, &entry.options);
+                    runs.add(slot, copy.of_group(number));
+                }
+                Chosen::Room(filter) => {
+                    runs.parked.push(Parked { filter, number, item: place, index });
+                }
+                Chosen::Nobody => {}
             }
             items.push((origin.position, LogItem::Publishes(batch)));
         }
         LogBatch { incarnation, changes: Vec::new(), items, end: Position::default() }
     }
 
-    fn is_connected_elsewhere(&self, slot: SlotId) -> bool {
+    pub(super) fn is_connected_elsewhere(&self, slot: SlotId) -> bool {
         self.here.is_some()
             && self.slots.by_id(slot).is_some_and(|slot| slot.is_connected_elsewhere())
     }

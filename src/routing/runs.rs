@@ -47,6 +47,17 @@ pub(super) struct Runs {
     /// Scratch for the matches of one message.
     pub(super) plain: Vec<(SlotId, Entry)>,
     pub(super) picked: Vec<(SlotId, Entry, u64)>,
+    /// Messages that go to rooms of their groups.
+    pub(super) parked: Vec<Parked>,
+}
+
+/// A message that waits for its group.
+#[derive(Debug)]
+pub(super) struct Parked {
+    pub(super) filter: Arc<str>,
+    pub(super) number: u64,
+    pub(super) item: usize,
+    pub(super) index: usize,
 }
 
 /// A run's list keeps at most this capacity from batch to batch.
@@ -112,6 +123,7 @@ impl Runs {
         }
         self.used = 0;
         self.copies = 0;
+        self.parked.clear();
         if self.place.len() < slots {
             self.place.resize(slots, 0);
         }

@@ -106,6 +106,13 @@ impl<T> Slab<T> {
         }
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.chunks.iter().flat_map(|chunk| &chunk.slots).filter_map(|slot| match slot {
+            Slot::Used(value) => Some(value),
+            Slot::Free(_) => None,
+        })
+    }
+
     pub(super) fn get(&self, id: u32) -> Option<&T> {
         let (number, at) = split(id);
         match self.chunks.get(number)?.slots.get(at)? {

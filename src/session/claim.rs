@@ -14,6 +14,7 @@ use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
 use super::rows::{Guest, Owed, SessionRow, WillRow};
+use super::shares;
 use super::wills;
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
@@ -113,6 +114,7 @@ pub(super) async fn claim(
         stored,
         place,
         application,
+        released: false,
     });
     if old.as_ref().is_some_and(|old| wills::inherit(session, old)) {
         lifecycle::store(context, &ask.client_id, session);
@@ -201,6 +203,13 @@ async fn win_alone(
     deadline: Instant,
 ) -> Result<Won, ReasonCode> {
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
+    if let Some(old) = locked.session().as_mut().filter(|_| !resumes)
+        && shares::owes(context, &ask.client_id, old)
+    {
+        // Nobody may acknowledge meanwhile what goes to others.
+        cut(context, &ask.client_id, old);
+        shares::release(context, &ask.client_id, old).await;
+    }
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
     let incarnation = kept.map_or(epoch, |session| session.incarnation);
@@ -219,7 +228,14 @@ async fn win_alone(
     if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
         earlier.own(*epoch);
     }
-    put?;
+    if let Err(reason) = put {
+        if let Some(old) = locked.session().as_mut().filter(|old| old.released) {
+            old.offline_since_ms.get_or_insert(now_ms);
+            old.released = false;
+            lifecycle::look(context, &ask.client_id, locked, true);
+        }
+        return Err(reason);
+    }
     let old = locked.session().take();
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application })
 }
@@ -277,8 +293,13 @@ async fn win(
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed, application })
 }
 
-/// Shows routing how the session stands.
+/// Shows routing how the session stands: it may take what waits for its groups.
 fn show(context: &Context, client_id: &ClientId, view: SlotView) {
+    attach(context, client_id, view);
+    context.shares.wake();
+}
+
+fn attach(context: &Context, client_id: &ClientId, view: SlotView) {
     if context.directory.is_some() {
         // What else there is to see was told in the log's order.
         if let (Some(slot), Some(outbox)) =

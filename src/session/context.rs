@@ -11,9 +11,10 @@ use super::budget::Budget;
 use super::directory::Directory;
 use super::places::Places;
 use super::registry::Registry;
+use super::shares::Members;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
-use crate::routing::{Judge, Limits, Progress, RetainedTable, Subscriptions};
+use crate::routing::{Judge, Limits, Progress, RetainedTable, Shares, Subscriptions};
 use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, Peers, PublishLog};
 
@@ -35,6 +36,8 @@ pub struct Handles {
     pub retained_expiry_period: std::time::Duration,
     /// The other nodes, where there are several.
     pub peers: Option<Arc<Peers>>,
+    /// What waits for shared groups.
+    pub shares: Shares,
 }
 
 impl std::fmt::Debug for Handles {
@@ -52,6 +55,7 @@ pub(super) struct Context {
     pub(super) applications: Places,
     pub(super) budget: Arc<Budget>,
     pub(super) timers: Timers,
+    pub(super) members: Members,
     /// The sessions of all nodes, where there are several.
     pub(super) directory: Option<Directory>,
     last_epoch: AtomicU64,
@@ -90,6 +94,7 @@ impl Context {
             applications: Places::default(),
             budget,
             timers: Timers::default(),
+            members: Members::default(),
             last_epoch: AtomicU64::new(0),
             lagging: AtomicBool::new(false),
             caught_up: Notify::new(),

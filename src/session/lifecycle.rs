@@ -9,6 +9,7 @@ use super::conn::{Conn, End};
 use super::context::Context;
 use super::registry::{Locked, Session};
 use super::rows::{self, Bid, NEVER, SessionRow};
+use super::shares;
 use super::wills;
 use crate::delivery::SlotView;
 use crate::mqtt::{ClientId, ReasonCode, TopicFilter};
@@ -58,6 +59,7 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
         | End::Storage => {}
     }
     look(context, &conn.client_id, &mut locked, true);
+    shares::went(context, &conn.client_id);
 }
 
 /// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02), and is under
@@ -97,6 +99,12 @@ pub(super) fn look(
         return context.timers.set(&mut session.timer_ms, None, client_id);
     }
     if session.expires_at_ms().is_some_and(|end_ms| end_ms <= now_ms) {
+        if shares::owes(context, client_id, session) {
+            if changed {
+                store(context, client_id, session);
+            }
+            return shares::retire(context, client_id);
+        }
         if session.expiry_s > 0 {
             metrics::SESSIONS_EXPIRED.inc();
         }

@@ -28,6 +28,7 @@ mod reauthenticate;
 mod registry;
 mod retained_replay;
 mod rows;
+mod shares;
 mod subscribe;
 mod sweep;
 mod timers;

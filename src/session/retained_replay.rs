@@ -150,6 +150,7 @@ impl Replay {
                     delivery: *delivery,
                     subscription_ids: Arc::clone(&subscription_ids),
                     origin: None,
+                    taken: None,
                 })
                 .collect();
             open.push_back(self.append(batch_of(first, &live), deliveries));

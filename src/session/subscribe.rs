@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::conn::Conn;
 use super::context::Context;
 use super::retained_replay::{Owed, Wanted};
+use super::shares;
 use crate::codec::{
     DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe,
 };
@@ -187,6 +188,9 @@ impl Subscriber<'_> {
                     }
                 }
             });
+        }
+        if packet.filters.iter().flatten().any(TopicFilter::is_shared) && self.persistent {
+            shares::left_group(self.context, self.client_id());
         }
         if !rows.is_empty() && !self.put(rows).await {
             for code in codes.iter_mut().filter(|code| **code == ReasonCode::Success) {

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::{Arrival, Config, Handles, Peer, Sessions};
 use crate::delivery::{self, Slots};
 use crate::mqtt::{ClientId, Delivery, QoS};
-use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Shares, Subscriptions, Turn};
 use crate::security::{self, Security};
 use crate::storage::once;
 use crate::storage::{
@@ -119,6 +119,9 @@ impl Node {
             queues: Arc::clone(&stores.queues),
             progress: Arc::new(Progress::default()),
             backlog: Arc::default(),
+            rooms: Arc::default(),
+            window: 100,
+            replayed: 0,
             here: None,
             limits: Arc::default(),
             turn: Turn::NextConnected,
@@ -141,6 +144,7 @@ impl Node {
             limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
             peers: None,
+            shares: Shares::new(parts.clone()),
         });
         sessions.load(will_grace).expect("the store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
@@ -482,8 +486,9 @@ async fn a_retained_copy_that_was_overtaken_is_not_given() {
     // As a cursor would that read the first value before the second was stored.
     for value in &values {
         let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-        let copies =
-            Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
+        let none = Arc::from([]);
+        let copy = DirectCopy { delivery, subscription_ids: none, origin: None, taken: None };
+        let copies = Arc::from([copy]);
         let (to, batch) = (QueueKey::Client(client_id.clone()), Arc::clone(value.batch()));
         let (sink, mut settled) = once();
         context.log.append_direct(to, incarnation, batch, copies, sink, 0);

@@ -10,6 +10,7 @@ pub mod contract;
 pub mod embedded;
 pub mod kafka;
 pub mod memory;
+mod moves;
 mod peers;
 pub mod ports;
 mod queue_key;
@@ -28,6 +29,7 @@ pub use config::{
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{Applications, Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
+pub use moves::{Source, Taken};
 pub use peers::Peers;
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,

@@ -115,8 +115,12 @@ pub async fn what_was_not_committed_comes_again_under_the_same_identity(factory:
 /// Direct copies come in log order with their address and their deliveries, crash or not.
 pub async fn direct_copies_come_back_whole(factory: &dyn Factory) {
     let mut harness = Harness::new(factory).await;
-    let copy =
-        |ids: &[u32]| DirectCopy { delivery: QOS1, subscription_ids: Arc::from(ids), origin: None };
+    let copy = |ids: &[u32]| DirectCopy {
+        delivery: QOS1,
+        subscription_ids: Arc::from(ids),
+        origin: None,
+        taken: None,
+    };
     let deliveries: Arc<[DirectCopy]> = Arc::from([copy(&[]), copy(&[1, 268_435_455])]);
     let before = harness.append(&["before"], Durability::Durable);
     let ticket = harness.ticket();
@@ -151,7 +155,12 @@ pub async fn decisions_behind_the_commit_are_told(factory: &dyn Factory) {
     for index in 0..2 {
         let origin = Origin { position: first, index, group: u64::MAX - u64::from(index) };
         let ids = Arc::from([]);
-        let copies = [DirectCopy { delivery: QOS1, subscription_ids: ids, origin: Some(origin) }];
+        let copies = [DirectCopy {
+            delivery: QOS1,
+            subscription_ids: ids,
+            origin: Some(origin),
+            taken: None,
+        }];
         let (ticket, batch) = (harness.ticket(), batch_of("publisher", &["copy"], None));
         let (to, sink) = (client("c"), harness.sink());
         harness.stores.log.append_direct(to, 5, batch, Arc::from(copies), sink, ticket);

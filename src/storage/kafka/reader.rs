@@ -99,7 +99,7 @@ impl Reader {
             return self.void(found, ours);
         }
         match found.mark.kind {
-            RecordKind::Publishes | RecordKind::Direct => {
+            RecordKind::Publishes | RecordKind::Direct | RecordKind::Moved => {
                 let item = log_item(found.mark.kind, payload)?;
                 self.feed.waits(at.offset, batch_of(&item));
                 if ours {
@@ -130,7 +130,7 @@ impl Reader {
             return Ok(false);
         }
         Ok(match found.mark.kind {
-            RecordKind::Rows | RecordKind::Relaxed | RecordKind::Direct => true,
+            RecordKind::Rows | RecordKind::Relaxed | RecordKind::Direct | RecordKind::Moved => true,
             RecordKind::Publishes => {
                 let item = log_item(found.mark.kind, found.payload.unwrap_or_default())?;
                 matches!(item, LogItem::Publishes(batch) if is_will(&batch))

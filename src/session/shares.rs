@@ -1,0 +1,166 @@
+//! Shared groups as their members' sessions see them: one task that hands out what waits for
+//! groups, and what a session gives back when its client goes or it ends (docs/decisions/010).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::context::Context;
+use super::lifecycle;
+use super::registry::Session;
+use crate::mqtt::ClientId;
+use crate::routing::Lender;
+use crate::storage::StorageError;
+use crate::telemetry::{clock, task};
+
+/// Between two looks while something waits and nothing moves: what members acknowledge wakes
+/// nobody.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(160);
+/// Between two looks for rooms that nobody needs any more.
+const IDLE: Duration = Duration::from_secs(1);
+/// Between two tries while storage refuses.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Members that may have something of their groups. Bounded by the number of sessions.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// Their clients are away.
+    away: Mutex<BTreeSet<ClientId>>,
+    /// They have left a group, and may still have copies of it.
+    left: Mutex<BTreeSet<ClientId>>,
+}
+
+/// Hands out what waits, until the task is aborted.
+pub(super) async fn run(context: Arc<Context>) {
+    context.members.away.lock().extend(context.shares.away_members());
+    let (mut pause, mut ended) = (LOOK_AGAIN, Instant::now());
+    loop {
+        match round(&context).await {
+            Ok(true) => {
+                pause = LOOK_AGAIN;
+                tokio::task::yield_now().await;
+                continue;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::debug!(%error, "what waits for groups goes on waiting");
+                pause = RETRY;
+            }
+        }
+        let waits = context.shares.any_waits() || !context.members.away.lock().is_empty();
+        if ended.elapsed() >= IDLE {
+            context.shares.end_rooms().await;
+            ended = Instant::now();
+        }
+        tokio::select! {
+            biased;
+            () = context.shares.woken() => pause = LOOK_AGAIN,
+            () = tokio::time::sleep(if waits { pause } else { IDLE }) => {
+                pause = (pause * 2).min(LOOK_AGAIN_AT_MOST);
+            }
+        }
+    }
+}
+
+/// What older messages are in goes first: the queues of members that are away, then rooms.
+async fn round(context: &Arc<Context>) -> Result<bool, StorageError> {
+    let away: Vec<ClientId> = context.members.away.lock().iter().cloned().collect();
+    for client_id in away {
+        let left = context.members.left.lock().contains(&client_id);
+        if left {
+            // The dispatcher is to know of it, too.
+            context.progress.reached(context.log.end(0).offset).await;
+        }
+        if (left || context.shares.has_takers(&client_id)) && take_back(context, &client_id).await?
+        {
+            context.members.away.lock().remove(&client_id);
+            context.members.left.lock().remove(&client_id);
+        }
+    }
+    context.shares.empty_rooms().await
+}
+
+/// `true` when nothing is left with the member, or it is not ours to take.
+async fn take_back(context: &Arc<Context>, client_id: &ClientId) -> Result<bool, StorageError> {
+    let mut locked = context.registry.lock(client_id).await;
+    let Some(session) = locked.session().as_ref().filter(|session| session.live.is_none()) else {
+        return Ok(true);
+    };
+    let lender = lender(client_id, session, false);
+    match context.shares.give_back(&lender).await {
+        Err(StorageError::Fenced) => Ok(true),
+        given => given,
+    }
+}
+
+fn lender(client_id: &ClientId, session: &Session, over: bool) -> Lender {
+    let (incarnation, epoch) = (session.incarnation, session.epoch);
+    Lender { queue: session.queue(client_id), incarnation, epoch, over }
+}
+
+fn is_member(context: &Context, client_id: &ClientId) -> bool {
+    let Some(slot) = context.slots.by_client(client_id.as_str()) else { return false };
+    context.subscriptions.filters(slot.id()).iter().any(|filter| filter.is_shared())
+        || context.members.left.lock().contains(client_id)
+}
+
+/// A persistent session's client has gone.
+pub(super) fn went(context: &Context, client_id: &ClientId) {
+    if is_member(context, client_id) {
+        context.members.away.lock().insert(client_id.clone());
+        context.shares.wake();
+    }
+}
+
+/// The session is a member no more of some group.
+pub(super) fn left_group(context: &Context, client_id: &ClientId) {
+    context.members.left.lock().insert(client_id.clone());
+}
+
+/// Whether a session that ends has to give something back before.
+pub(super) fn owes(context: &Context, client_id: &ClientId, session: &Session) -> bool {
+    // Where several nodes have queues, only who opens one knows what is in it.
+    let may = context.directory.is_some() || context.queues.depth(&session.queue(client_id)) > 0;
+    may && !session.released && is_member(context, client_id)
+}
+
+/// A session that is over gives back before it ends; then it is looked at again.
+pub(super) fn retire(context: &Arc<Context>, client_id: &ClientId) {
+    let (context, client_id) = (Arc::clone(context), client_id.clone());
+    task::spawn("end of a member", async move {
+        let mut locked = context.registry.lock(&client_id).await;
+        let Some(session) = locked.session() else { return };
+        let over = session.expires_at_ms().is_some_and(|end_ms| end_ms <= clock::wall_ms());
+        if session.live.is_some() || session.released || !over {
+            return;
+        }
+        release(&context, &client_id, session).await;
+        lifecycle::look(&context, &client_id, &mut locked, false);
+    });
+}
+
+/// Gives back what a session has of groups, which is about to end. Nobody reads its queue.
+pub(super) async fn release(context: &Context, client_id: &ClientId, session: &mut Session) {
+    let lender = lender(client_id, session, true);
+    // What was on its way to it when its client went: decided first, then put into its queue.
+    for _ in 0..2 {
+        context.progress.queued(context.log.end(0).offset).await;
+    }
+    loop {
+        match context.shares.give_back(&lender).await {
+            Ok(_) | Err(StorageError::Fenced) => break,
+            Err(error) => {
+                tracing::warn!(client = %client_id, %error, "a member can't give back yet");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+    context.shares.departed(lender.queue, lender.incarnation);
+    context.members.away.lock().remove(client_id);
+    context.members.left.lock().remove(client_id);
+    session.released = true;
+}
