@@ -71,7 +71,18 @@ impl Parts {
                     queued.push(Queued { append, slot, live: true, taken });
                 }
             }
-            let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
+            // Among several nodes every decision of a group is a record, also where no queue rests
+            // on it: who decides next, if this node dies, is to know of it.
+            let by_log = !persistent && self.here.is_some();
+            if by_log {
+                let copies = &run.copies;
+                assignments.extend(self.assignments(batch, &queue(), incarnation, copies, false));
+            }
+            let goes_by_log = |copy: &Copy| by_log && copy.group.is_some();
+            let live = run
+                .copies
+                .iter()
+                .filter(|copy| !copy.is_queued() || !persistent && !goes_by_log(copy));
             match outbox {
                 Some(outbox) => {
                     let outgoing_rate = self.outgoing_rate(&slot);

@@ -16,7 +16,7 @@ use super::rooms::{View, queue_of};
 use super::subscriptions::Entry;
 use super::{Group, Pick, Standing, Subscriber, Turn};
 use crate::delivery::{SlotId, SlotView};
-use crate::mqtt::{ClientId, Delivery, QoS};
+use crate::mqtt::{ClientId, Delivery, QoS, TopicFilter};
 use crate::storage::{
     BatchBuilder, DirectCopy, MessageRef, Origin, Publisher, QueueKey, QueuedMessage, Source,
     StorageError, Taken, once,
@@ -29,6 +29,8 @@ const PAGE_BYTES: usize = 1 << 20;
 /// What a member without a queue, connected to another node, is given at a time: how much it can
 /// take is known there only.
 const BLIND: usize = 16;
+/// No queue has sequences like that.
+const BEYOND: u64 = 1 << 47;
 
 /// Whose queue gives messages back.
 #[derive(Clone, Debug)]
@@ -79,17 +81,13 @@ impl Shares {
         self.parts.rooms.departed(queue, incarnation);
     }
 
-    /// Whether something may wait in a room.
-    pub fn any_waits(&self) -> bool {
-        self.parts.rooms.any()
-    }
-
-    /// One page of each room that this node sees to; whether anything moved.
-    pub async fn empty_rooms(&self) -> Result<bool, StorageError> {
-        let mut moved = false;
+    /// One page of each room that this node sees to. Whether anything moved; `None`: nothing waits,
+    /// or nobody is there.
+    pub async fn empty_rooms(&self) -> Result<Option<bool>, StorageError> {
+        let mut moved = None;
         for room in self.parts.rooms.all_busy() {
             if self.parts.decides_for(&room.filter) {
-                moved |= self.parts.empty_room(&room).await?;
+                moved = moved.max(self.parts.empty_room(&room).await?);
             }
         }
         Ok(moved)
@@ -105,17 +103,26 @@ impl Shares {
         }
     }
 
-    /// Whether somebody else than this member could take a copy of one of its groups now.
-    pub fn has_takers(&self, lender: &ClientId) -> bool {
-        let Some(slot) = self.parts.slots.by_client(lender.as_str()) else { return false };
+    /// Whether somebody else than this member could take a copy of one of its groups now; `None`:
+    /// nobody is there. `known`: what was found of groups in this look.
+    pub fn takers(
+        &self,
+        lender: &ClientId,
+        known: &mut HashMap<TopicFilter, Option<bool>>,
+    ) -> Option<bool> {
+        let slot = self.parts.slots.by_client(lender.as_str())?;
         let filters = self.parts.subscriptions.filters(slot.id());
         let inner = self.parts.subscriptions.read();
         let groups = inner.index.groups();
-        let mut shared = filters.iter().filter(|filter| filter.is_shared());
-        shared.any(|filter| {
-            let group = groups.find(filter.as_str()).and_then(|id| groups.get(id));
-            group.is_some_and(|group| self.parts.has_usable(group))
-        })
+        let shared = filters.iter().filter(|filter| filter.is_shared());
+        let of = shared.map(|filter| {
+            *known.entry(filter.clone()).or_insert_with(|| {
+                let group = groups.find(filter.as_str()).and_then(|id| groups.get(id));
+                let group = group.filter(|group| self.parts.has_connected(group));
+                group.map(|group| self.parts.has_usable(group))
+            })
+        });
+        of.max().flatten()
     }
 
     /// The members of groups whose clients are away: they may have something to give back.
@@ -183,32 +190,56 @@ impl Parts {
         settled.outcome().await;
     }
 
-    /// `true` when something moved.
-    async fn empty_room(&self, room: &View) -> Result<bool, StorageError> {
-        let Some(incarnation) = room.incarnation else { return Ok(false) };
+    /// Whether something moved; `None`: nothing waits, or nobody is there.
+    async fn empty_room(&self, room: &View) -> Result<Option<bool>, StorageError> {
+        let Some(incarnation) = room.incarnation else { return Ok(None) };
         let whole = self.progress.offset() >= room.until;
         let usable = {
             let inner = self.subscriptions.read();
             let groups = inner.index.groups();
             let group = groups.find(&room.filter).and_then(|id| groups.get(id));
-            group.is_some_and(|group| self.has_usable(group))
+            group.is_some_and(|group| self.has_connected(group))
         };
         if !usable {
-            return Ok(false);
+            return Ok(None);
         }
         self.open_room(&room.filter, incarnation).await?;
         let queue = queue_of(&room.filter);
         let page = match self.queues.read(&queue, incarnation, 0, PAGE, PAGE_BYTES).await {
             Ok(page) => page,
-            Err(StorageError::Fenced) => return Ok(false),
+            Err(StorageError::Fenced) => return Ok(None),
             Err(error) => return Err(error),
         };
         if page.messages.is_empty() {
-            return Ok(whole && !self.rooms.found_empty(room));
+            let empty = whole && self.rooms.found_empty(room);
+            return Ok((!empty).then_some(false));
         }
         let from = Arc::new(Source { queue, incarnation, epoch: None });
+        self.look_at_queues(&room.filter).await;
         let plan = self.plan(&from, &page.messages, None);
-        self.carry_out(&from, plan).await
+        self.carry_out(&from, plan).await.map(Some)
+    }
+
+    /// How much waits in the queues of members that are connected to other nodes is asked for.
+    async fn look_at_queues(&self, filter: &str) {
+        if self.here.is_none() {
+            return;
+        }
+        let members: Vec<SlotId> = {
+            let inner = self.subscriptions.read();
+            let groups = inner.index.groups();
+            let group = groups.find(filter).and_then(|id| groups.get(id));
+            group.into_iter().flat_map(Group::members).map(|member| member.key).collect()
+        };
+        for member in members.into_iter().filter(|member| self.is_connected_elsewhere(*member)) {
+            let Some(slot) = self.slots.by_id(member) else { continue };
+            let SlotView { incarnation, persistent, application, .. } = slot.view();
+            if persistent && !application {
+                let queue = QueueKey::of(slot.client_id(), application);
+                // A page beyond the end tells the depth and nothing else.
+                drop(self.queues.read(&queue, incarnation, BEYOND, 1, 1).await);
+            }
+        }
     }
 
     /// Who gets which message of a page; of a lender's, those that it is to give back. A message
@@ -291,6 +322,13 @@ impl Parts {
     fn has_usable(&self, group: &Group<SlotId, Entry>) -> bool {
         let space = Space::default();
         group.members().any(|member| self.takes(member, &space) == Standing::Usable)
+    }
+
+    fn has_connected(&self, group: &Group<SlotId, Entry>) -> bool {
+        group.members().any(|member| {
+            let here = self.slots.by_id(member.key).is_some_and(|slot| slot.is_connected());
+            here || self.is_connected_elsewhere(member.key)
+        })
     }
 
     /// Whether a member takes one more of what waits: less than a window of it is in its hands.

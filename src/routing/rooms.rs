@@ -174,11 +174,6 @@ impl Rooms {
 
     // === the side that empties rooms ===
 
-    /// Whether something may wait in any room.
-    pub fn any(&self) -> bool {
-        self.busy.load(Ordering::Acquire) > 0
-    }
-
     pub(super) fn all_busy(&self) -> Vec<View> {
         let rooms = self.rooms.lock();
         let busy = rooms.iter().filter(|(_, room)| room.busy);

@@ -271,7 +271,8 @@ async fn win(
         }
     };
     fail_point::pass("claim.stored");
-    let Some(Found { before, now, excess }) = directory.found(&ask.client_id, position) else {
+    let Some(Found { before, now, was_member, excess }) = directory.found(&ask.client_id, position)
+    else {
         return Err(ReasonCode::ServerUnavailable);
     };
     if let Some(excess) = excess {
@@ -284,6 +285,11 @@ async fn win(
     if tokio::time::timeout_at(deadline, routed).await.is_err() {
         cluster::surrender(context, &ask.client_id, locked, before, now);
         return Err(ReasonCode::ServerUnavailable);
+    }
+    if let Some(ended) = before.as_ref().filter(|_| was_member && !resumes) {
+        // Before the queue is the new session's; whoever has no patience gets what is left counted.
+        let given = shares::inherit(context, &ask.client_id, ended, now.epoch);
+        drop(tokio::time::timeout_at(deadline, given).await);
     }
     let old = cluster::take_old(context, &ask.client_id, locked, before);
     let kept = old.as_ref().filter(|_| resumes);

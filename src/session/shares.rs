@@ -1,7 +1,7 @@
 //! Shared groups as their members' sessions see them: one task that hands out what waits for
 //! groups, and what a session gives back when its client goes or it ends (docs/decisions/010).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,15 +11,17 @@ use tokio::time::Instant;
 use super::context::Context;
 use super::lifecycle;
 use super::registry::Session;
+use super::rows::SessionRow;
 use crate::mqtt::ClientId;
 use crate::routing::Lender;
-use crate::storage::StorageError;
+use crate::storage::{QueueKey, StorageError};
 use crate::telemetry::{clock, task};
 
 /// Between two looks while something waits and nothing moves: what members acknowledge wakes
 /// nobody.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(160);
+const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(80);
+const AT_ONCE: Duration = Duration::from_millis(2);
 /// Between two looks for rooms that nobody needs any more.
 const IDLE: Duration = Duration::from_secs(1);
 /// Between two tries while storage refuses.
@@ -34,40 +36,54 @@ pub(super) struct Members {
     left: Mutex<BTreeSet<ClientId>>,
 }
 
+/// How a look went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// Something moved, and more may.
+    Moved,
+    /// Somebody is there, and has its hands full.
+    Full,
+    /// Nothing waits that anybody could take.
+    Quiet,
+}
+
 /// Hands out what waits, until the task is aborted.
 pub(super) async fn run(context: Arc<Context>) {
     context.members.away.lock().extend(context.shares.away_members());
     let (mut pause, mut ended) = (LOOK_AGAIN, Instant::now());
     loop {
-        match round(&context).await {
-            Ok(true) => {
+        let wait = match round(&context).await {
+            Ok(Round::Moved) => {
                 pause = LOOK_AGAIN;
                 tokio::task::yield_now().await;
                 continue;
             }
-            Ok(false) => {}
+            Ok(Round::Full) => pause,
+            Ok(Round::Quiet) => IDLE,
             Err(error) => {
                 tracing::debug!(%error, "what waits for groups goes on waiting");
-                pause = RETRY;
+                RETRY
             }
-        }
-        let waits = context.shares.any_waits() || !context.members.away.lock().is_empty();
+        };
         if ended.elapsed() >= IDLE {
             context.shares.end_rooms().await;
             ended = Instant::now();
         }
         tokio::select! {
             biased;
-            () = context.shares.woken() => pause = LOOK_AGAIN,
-            () = tokio::time::sleep(if waits { pause } else { IDLE }) => {
-                pause = (pause * 2).min(LOOK_AGAIN_AT_MOST);
+            () = context.shares.woken() => {
+                // Many come at once, now and then.
+                tokio::time::sleep(AT_ONCE).await;
+                pause = LOOK_AGAIN;
             }
+            () = tokio::time::sleep(wait) => pause = (pause * 2).min(LOOK_AGAIN_AT_MOST),
         }
     }
 }
 
 /// What older messages are in goes first: the queues of members that are away, then rooms.
-async fn round(context: &Arc<Context>) -> Result<bool, StorageError> {
+async fn round(context: &Arc<Context>) -> Result<Round, StorageError> {
+    let (mut known, mut full) = (HashMap::new(), false);
     let away: Vec<ClientId> = context.members.away.lock().iter().cloned().collect();
     for client_id in away {
         let left = context.members.left.lock().contains(&client_id);
@@ -75,13 +91,24 @@ async fn round(context: &Arc<Context>) -> Result<bool, StorageError> {
             // The dispatcher is to know of it, too.
             context.progress.reached(context.log.end(0).offset).await;
         }
-        if (left || context.shares.has_takers(&client_id)) && take_back(context, &client_id).await?
-        {
+        let takers = context.shares.takers(&client_id, &mut known);
+        full |= takers == Some(false);
+        if !left && takers != Some(true) {
+            continue;
+        }
+        if take_back(context, &client_id).await? {
             context.members.away.lock().remove(&client_id);
             context.members.left.lock().remove(&client_id);
+        } else {
+            full = true;
         }
     }
-    context.shares.empty_rooms().await
+    Ok(match context.shares.empty_rooms().await? {
+        Some(true) => Round::Moved,
+        Some(false) => Round::Full,
+        None if full => Round::Full,
+        None => Round::Quiet,
+    })
 }
 
 /// `true` when nothing is left with the member, or it is not ours to take.
@@ -143,9 +170,29 @@ pub(super) fn retire(context: &Arc<Context>, client_id: &ClientId) {
     });
 }
 
+/// The same for a session that a claim of another one has ended, on whatever node it was.
+pub(super) async fn inherit(
+    context: &Context,
+    client_id: &ClientId,
+    ended: &SessionRow,
+    epoch: u64,
+) {
+    if ended.expiry_s > 0 {
+        let queue = QueueKey::of(client_id, ended.is_application());
+        let incarnation = ended.incarnation;
+        give_all_back(context, Lender { queue, incarnation, epoch, over: true }).await;
+    }
+}
+
 /// Gives back what a session has of groups, which is about to end. Nobody reads its queue.
 pub(super) async fn release(context: &Context, client_id: &ClientId, session: &mut Session) {
-    let lender = lender(client_id, session, true);
+    give_all_back(context, lender(client_id, session, true)).await;
+    context.members.away.lock().remove(client_id);
+    context.members.left.lock().remove(client_id);
+    session.released = true;
+}
+
+async fn give_all_back(context: &Context, lender: Lender) {
     // What was on its way to it when its client went: decided first, then put into its queue.
     for _ in 0..2 {
         context.progress.queued(context.log.end(0).offset).await;
@@ -154,13 +201,10 @@ pub(super) async fn release(context: &Context, client_id: &ClientId, session: &m
         match context.shares.give_back(&lender).await {
             Ok(_) | Err(StorageError::Fenced) => break,
             Err(error) => {
-                tracing::warn!(client = %client_id, %error, "a member can't give back yet");
+                tracing::warn!(queue = %lender.queue, %error, "a member can't give back yet");
                 tokio::time::sleep(RETRY).await;
             }
         }
     }
     context.shares.departed(lender.queue, lender.incarnation);
-    context.members.away.lock().remove(client_id);
-    context.members.left.lock().remove(client_id);
-    session.released = true;
 }

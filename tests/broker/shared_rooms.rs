@@ -24,7 +24,12 @@ fn away(broker: &Broker, id: &str, filter: &str) {
 }
 
 /// Publishes numbers, as fast as the broker takes them.
-fn publish(publisher: &mut Client, topic: &str, qos: u8, numbers: std::ops::Range<usize>) {
+pub(crate) fn publish(
+    publisher: &mut Client,
+    topic: &str,
+    qos: u8,
+    numbers: std::ops::Range<usize>,
+) {
     let numbers: Vec<usize> = numbers.collect();
     for chunk in numbers.chunks(200) {
         let ids: Vec<u16> = chunk
@@ -50,9 +55,9 @@ fn publish(publisher: &mut Client, topic: &str, qos: u8, numbers: std::ops::Rang
 
 /// What members got, by topic, each in its order.
 #[derive(Default)]
-struct Got {
+pub(crate) struct Got {
     of: BTreeMap<(usize, String), Vec<usize>>,
-    all: BTreeMap<(String, usize), usize>,
+    pub(crate) all: BTreeMap<(String, usize), usize>,
     repeated: usize,
 }
 
@@ -65,33 +70,49 @@ impl Got {
         *self.all.entry((topic, number)).or_default() += 1;
     }
 
-    fn collect(&mut self, members: &mut [Client], total: usize) {
-        let deadline = Instant::now() + PATIENCE;
-        let mut last = deadline;
-        while self.all.len() < total {
+    /// Until so many different messages came.
+    pub(crate) fn collect(&mut self, members: &mut [Client], total: usize) {
+        self.collect_until(members, total, |got| got.all.len());
+    }
+
+    /// Until so many copies came.
+    #[allow(dead_code, reason = "the tests of one node don't need it")]
+    pub(crate) fn collect_copies(&mut self, members: &mut [Client], total: usize) {
+        self.collect_until(members, total, |got| got.all.values().sum());
+    }
+
+    fn collect_until(
+        &mut self,
+        members: &mut [Client],
+        total: usize,
+        count: impl Fn(&Self) -> usize,
+    ) {
+        let mut last = Instant::now() + PATIENCE;
+        while count(self) < total {
             for (at, member) in members.iter_mut().enumerate() {
                 while let Some(one) = member.take_within(GLANCE) {
                     self.take(at, &one);
                     last = Instant::now() + PATIENCE;
                 }
             }
-            assert!(Instant::now() < last, "{} of {total} came, and then no more", self.all.len());
+            let came = count(self);
+            assert!(Instant::now() < last, "{came} of {total} came, and then no more");
         }
     }
 
-    fn of_member(&self, member: usize) -> usize {
+    pub(crate) fn of_member(&self, member: usize) -> usize {
         let of = self.of.iter().filter(|((of, _), _)| *of == member);
         of.map(|(_, numbers)| numbers.len()).sum()
     }
 
-    fn in_order(&self) {
+    pub(crate) fn in_order(&self) {
         for ((member, topic), numbers) in &self.of {
             let at = numbers.windows(2).find(|pair| pair[0] >= pair[1]);
             assert_eq!(at, None, "member {member} got {topic} out of order");
         }
     }
 
-    fn once(&self) {
+    pub(crate) fn once(&self) {
         let twice: Vec<_> = self.all.iter().filter(|(_, times)| **times != 1).collect();
         assert!(twice.is_empty(), "more than once: {twice:?}");
     }

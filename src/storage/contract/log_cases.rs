@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::kit::{QOS1, batch_of, client, messages, row, text};
 use super::{Factory, Harness};
-use crate::storage::{DirectCopy, Durability, LogItem, Origin, Table};
+use crate::storage::{DirectCopy, Durability, LogItem, Origin, QueueKey, Source, Table, Taken};
 
 /// Long enough to show that nothing comes, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(30);
@@ -121,7 +121,14 @@ pub async fn direct_copies_come_back_whole(factory: &dyn Factory) {
         origin: None,
         taken: None,
     };
-    let deliveries: Arc<[DirectCopy]> = Arc::from([copy(&[]), copy(&[1, 268_435_455])]);
+    // One that is picked, and one that moves.
+    let from = Source { queue: QueueKey::Group(Arc::from("g/+")), incarnation: 9, epoch: Some(3) };
+    let moved = DirectCopy {
+        origin: Some(Origin::of_group(u64::MAX)),
+        taken: Some(Taken { from: Arc::new(from), seq: 1 << 40 }),
+        ..copy(&[1, 268_435_455])
+    };
+    let deliveries: Arc<[DirectCopy]> = Arc::from([copy(&[]), moved]);
     let before = harness.append(&["before"], Durability::Durable);
     let ticket = harness.ticket();
     let batch = batch_of("node", &["a", "b"], Some(9));
