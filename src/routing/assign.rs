@@ -16,7 +16,7 @@ use crate::storage::{Settled, once};
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Copies of messages of one batch for one member.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Assignment {
     pub(super) to: QueueKey,
     pub(super) incarnation: u64,

@@ -18,7 +18,7 @@ use super::retained_table::RetainedTable;
 use super::rooms::Rooms;
 use super::runs::{Copy, Runs};
 use super::subscriptions::Subscriptions;
-use crate::delivery::{Outgoing, Slot, Slots};
+use crate::delivery::{Outgoing, Share, Slot, Slots};
 use crate::mqtt::QoS;
 use crate::storage::{
     Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, Origin, Position, PublishLog,
@@ -262,5 +262,6 @@ pub(super) fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> 
         delivery: copy.delivery,
         subscription_ids: copy.ids(),
         paid: copy.group.is_some(),
+        share: copy.group.map(|group| Share { group, waited: false }),
     }
 }

@@ -14,7 +14,7 @@ use super::passing::{Leaving, Passed};
 use super::runs::{Copy, Parked, Runs};
 use crate::delivery::{Slot, SlotView, Toll};
 use crate::storage::{
-    Appended, DirectCopy, LogBatch, MessageRef, Origin, QueueAppend, QueueEntry, QueueKey,
+    Appended, DirectCopy, LogBatch, MessageRef, Origin, Purse, QueueAppend, QueueEntry, QueueKey,
     SourceId, StorageError,
 };
 use crate::telemetry::{self, Direction, DropReason, Throttle, fail_point, metrics};
@@ -45,56 +45,22 @@ impl Parts {
         let mut purse = self.purse(runs).await;
         let Passed { mut queued, mut back } = self.direct_copies(batch, stretch, decisions);
         let mut assignments = self.parkings(batch, &runs.parked);
+        let mut late = Vec::new();
         for run in runs.iter() {
-            let Some(slot) = self.slots.by_id(run.slot) else { continue };
-            let SlotView { incarnation, persistent, application, outbox } = slot.view();
-            let queue = || QueueKey::of(slot.client_id(), application);
-            if self.here.as_ref().is_some_and(|here| here.is_elsewhere(&slot)) {
-                let copies = &run.copies;
-                assignments.extend(self.assignments(batch, &queue(), incarnation, copies, true));
-                let entries = if persistent { self.entries(batch, copies) } else { Vec::new() };
-                queued.extend(self.keep(QueueAppend { queue: queue(), incarnation, entries }));
+            let Some(slot) = self.slots.by_id(run.slot) else {
+                // The session has ended since.
+                late.extend(run.copies.iter().filter(|copy| copy.is_groups()));
                 continue;
+            };
+            let mut copies = Cow::Borrowed(run.copies.as_slice());
+            let view = slot.view();
+            if view.persistent && !view.application && !self.is_anothers_session(&slot) {
+                // DEV-7 is of DEVICE clients.
+                copies = admitted.of(batch, &slot, &run.copies, decisions);
             }
-            if persistent {
-                let queue = queue();
-                let copies = match application {
-                    // DEV-7 is of DEVICE clients.
-                    true => Cow::Borrowed(run.copies.as_slice()),
-                    false => admitted.of(batch, &slot, &run.copies, decisions),
-                };
-                assignments.extend(self.assignments(batch, &queue, incarnation, &copies, false));
-                let entries = self.entries(batch, &copies);
-                if !entries.is_empty() {
-                    let append = QueueAppend { queue, incarnation, entries };
-                    let (slot, taken) = (Some(Arc::clone(&slot)), Leaving::new());
-                    queued.push(Queued { append, slot, live: true, taken });
-                }
-            }
-            // Among several nodes every decision of a group is a record, also where no queue rests
-            // on it: who decides next, if this node dies, is to know of it.
-            let by_log = !persistent && self.here.is_some();
-            if by_log {
-                let copies = &run.copies;
-                assignments.extend(self.assignments(batch, &queue(), incarnation, copies, false));
-            }
-            let goes_by_log = |copy: &Copy| by_log && copy.group.is_some();
-            let live = run
-                .copies
-                .iter()
-                .filter(|copy| !copy.is_queued() || !persistent && !goes_by_log(copy));
-            match outbox {
-                Some(outbox) => {
-                    let outgoing_rate = self.outgoing_rate(&slot);
-                    let mut toll = Toll { outgoing: outgoing_rate, purse: &mut purse };
-                    outbox.offer(live.map(|copy| outgoing(batch, copy)), &mut toll);
-                }
-                // A QoS 0 copy for a session that is away: nobody was promised it.
-                None if persistent => {}
-                None => {
-                    live.for_each(|copy| lost(DropReason::SessionEnded, &slot, batch, copy));
-                }
-            }
+            assignments.extend(self.decided_in(batch, &slot, &view, &copies));
+            queued.extend(self.queued_in(batch, &slot, &view, &copies));
+            late.extend(self.live_in(batch, (&slot, view), &run.copies, &mut purse));
         }
         self.give_change(purse);
         let refusals = admitted.refusals(batch, self);
@@ -106,12 +72,97 @@ impl Parts {
             back.extend(self.enqueue(queued).await);
         }
         self.hand_back(&back).await;
+        let late = self.park_late(late);
+        assignments.extend(self.parkings(batch, &late));
         if !assignments.is_empty() {
             let last = assign(&*self.log, &assignments, Some(decisions)).await;
-            for parked in &runs.parked {
+            for parked in runs.parked.iter().chain(&late) {
                 self.rooms.stored(&parked.filter, last.offset + 1);
             }
         }
+    }
+
+    fn is_anothers_session(&self, slot: &Slot) -> bool {
+        self.here.as_ref().is_some_and(|here| here.is_elsewhere(slot))
+    }
+
+    /// What a run has for its queue.
+    fn queued_in(
+        &self,
+        batch: &LogBatch,
+        slot: &Arc<Slot>,
+        view: &SlotView,
+        copies: &[Copy],
+    ) -> Vec<Queued> {
+        let entries = if view.persistent { self.entries(batch, copies) } else { Vec::new() };
+        if entries.is_empty() {
+            return Vec::new();
+        }
+        let (queue, incarnation) = (queue_of(slot, view), view.incarnation);
+        let append = QueueAppend { queue, incarnation, entries };
+        if self.is_anothers_session(slot) {
+            return self.keep(append);
+        }
+        vec![Queued { append, slot: Some(Arc::clone(slot)), live: true, taken: Leaving::new() }]
+    }
+
+    /// What a run has of groups that goes by way of the log: for a queue, and among several nodes
+    /// always. Who decides next, if this node dies, is to know of it.
+    fn decided_in(
+        &self,
+        batch: &LogBatch,
+        slot: &Slot,
+        view: &SlotView,
+        copies: &[Copy],
+    ) -> Vec<Assignment> {
+        if !view.persistent && self.here.is_none() {
+            return Vec::new();
+        }
+        let elsewhere = self.is_anothers_session(slot);
+        self.assignments(batch, slot, view, copies, elsewhere)
+    }
+
+    /// Hands a connection what comes from no queue. Copies of groups that it does not take any more
+    /// are handed back.
+    fn live_in<'a>(
+        &self,
+        batch: &LogBatch,
+        (slot, view): (&Slot, SlotView),
+        copies: &'a [Copy],
+        purse: &mut Purse,
+    ) -> Vec<&'a Copy> {
+        if self.is_anothers_session(slot) {
+            return Vec::new();
+        }
+        let (persistent, several) = (view.persistent, self.here.is_some());
+        let live = copies.iter().filter(|copy| {
+            let by_log = persistent || several && copy.group.is_some();
+            !copy.is_queued() || !by_log
+        });
+        let Some(outbox) = view.outbox else {
+            if persistent {
+                // A QoS 0 copy for a session that is away: nobody was promised it.
+                return Vec::new();
+            }
+            let (back, gone): (Vec<&Copy>, Vec<&Copy>) = live.partition(|copy| copy.is_groups());
+            gone.into_iter().for_each(|copy| lost(DropReason::SessionEnded, slot, batch, copy));
+            return back;
+        };
+        let mut toll = Toll { outgoing: self.outgoing_rate(slot), purse };
+        let back = outbox.offer(live.clone().map(|copy| outgoing(batch, copy)), &mut toll);
+        back.into_iter().filter_map(|at| live.clone().nth(at)).collect()
+    }
+
+    /// Copies of groups for members that had gone when they came.
+    fn park_late(&self, copies: Vec<&Copy>) -> Vec<Parked> {
+        let parked = |copy: &Copy| {
+            let number = copy.group?;
+            let filter = self.filter_of(number)?;
+            self.rooms.decided(&filter);
+            let (item, index) = (copy.item as usize, copy.index as usize);
+            Some(Parked { filter, number, item, index })
+        };
+        copies.into_iter().filter_map(parked).collect()
     }
 
     /// Copies for a session of another node; what comes back is put into queues here.
@@ -292,8 +343,8 @@ impl Parts {
     fn assignments(
         &self,
         batch: &LogBatch,
-        queue: &QueueKey,
-        incarnation: u64,
+        slot: &Slot,
+        view: &SlotView,
         copies: &[Copy],
         elsewhere: bool,
     ) -> Vec<Assignment> {
@@ -310,8 +361,13 @@ impl Parts {
                     origin: copy.group.map(|group| Origin { position, index: copy.index, group }),
                     taken: None,
                 });
-                Assignment::new((queue.clone(), incarnation), publishes, &indices, direct.collect())
+                let to = (queue_of(slot, view), view.incarnation);
+                Assignment::new(to, publishes, &indices, direct.collect())
             })
             .collect()
     }
+}
+
+fn queue_of(slot: &Slot, view: &SlotView) -> QueueKey {
+    QueueKey::of(slot.client_id(), view.application)
 }

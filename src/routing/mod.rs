@@ -41,7 +41,7 @@ pub use here::Here;
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
 pub use limits::Limits;
-pub use moves::{Lender, Shares};
+pub use moves::{Lender, Returning, Shares};
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
 pub use rooms::Rooms;

@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use super::assign::{Assignment, assign};
 use super::dispatcher::Parts;
+use super::passing::FOUND_NOBODY;
 use super::rooms::{View, queue_of};
 use super::subscriptions::Entry;
 use super::{Group, Pick, Standing, Subscriber, Turn};
-use crate::delivery::{SlotId, SlotView};
+use crate::delivery::{Left, SlotId, SlotView};
 use crate::mqtt::{ClientId, Delivery, QoS, TopicFilter};
 use crate::storage::{
     BatchBuilder, DirectCopy, MessageRef, Origin, Publisher, QueueKey, QueuedMessage, Source,
@@ -49,6 +50,10 @@ pub struct Shares {
     parts: Parts,
 }
 
+/// Copies that go back to their groups.
+#[derive(Debug)]
+pub struct Returning(Vec<Assignment>);
+
 /// What is to be done about a page.
 #[derive(Default)]
 struct Plan {
@@ -64,6 +69,27 @@ type Space = RefCell<HashMap<SlotId, usize, ahash::RandomState>>;
 impl Shares {
     pub fn new(parts: Parts) -> Self {
         Self { parts }
+    }
+
+    /// What a client without a queue leaves, on its way back to its groups; those that have no
+    /// members any more are forgotten.
+    pub fn returning(&self, client_id: &ClientId, epoch: u64, left: &[Left]) -> Returning {
+        let queue = QueueKey::Client(client_id.clone());
+        let from = Arc::new(Source { queue, incarnation: epoch, epoch: None });
+        let mut plan = Plan::default();
+        for (number, (message, group)) in left.iter().enumerate() {
+            let Some(filter) = self.parts.filter_of(*group) else { continue };
+            let seq = FOUND_NOBODY | number as u64;
+            let taken = Some(Taken { from: Arc::clone(&from), seq });
+            let copy = self.parts.waiting(message, *group, taken);
+            plan.add((QueueKey::Group(filter), 0), message, copy);
+        }
+        Returning(plan.moves.into_iter().flat_map(assignments).collect())
+    }
+
+    /// Waits until they are safe.
+    pub async fn give(&self, Returning(copies): Returning) {
+        self.parts.hand_back(&copies).await;
     }
 
     /// Waits until something may have changed. Cancel safe: yes.

@@ -8,7 +8,7 @@ use super::assign::Assignment;
 use super::decisions::{Decisions, is_nobody};
 use super::dispatcher::Parts;
 use super::hand_over::Queued;
-use crate::delivery::{Outgoing, Slot, SlotView, Toll};
+use crate::delivery::{Outgoing, Share, Slot, SlotView, Toll};
 use crate::storage::{
     Batch, DirectCopy, LogBatch, LogItem, MessageRef, Origin, Position, Purse, QueueAppend,
     QueueEntry, QueueKey, Source, SourceId, StorageError, Taken,
@@ -16,7 +16,7 @@ use crate::storage::{
 use crate::telemetry::{self, Direction, DropReason};
 
 /// Where copies come back from that found nobody: no queue has such sequences.
-const FOUND_NOBODY: u64 = 1 << 63;
+pub(super) const FOUND_NOBODY: u64 = 1 << 63;
 
 /// What moved copies leave behind, by where they come from.
 pub(super) type Leaving = Vec<(Arc<Source>, Vec<u64>)>;
@@ -145,16 +145,21 @@ impl Parts {
             .into_iter()
             .partition(|entry| (persistent || incarnation != of) && acknowledged(entry));
         if let Some(outbox) = outbox.filter(|_| incarnation == of && !lively.is_empty()) {
+            let waited = !taken.is_empty();
             let outgoing = lively.iter().map(|entry| Outgoing {
                 batch: entry.message.batch(),
                 index: entry.message.index(),
                 delivery: entry.delivery,
                 subscription_ids: &entry.subscription_ids,
                 paid: true,
+                share: entry.group.map(|group| Share { group, waited }),
             });
             let mut purse = Purse::UNLIMITED;
             let outgoing_rate = self.outgoing_rate(there);
-            outbox.offer(outgoing, &mut Toll { outgoing: outgoing_rate, purse: &mut purse });
+            let mut toll = Toll { outgoing: outgoing_rate, purse: &mut purse };
+            let refused = outbox.offer(outgoing, &mut toll);
+            let refused: Vec<_> = refused.into_iter().map(|at| lively[at].clone()).collect();
+            passed.back.extend(self.back(&queue, of, &refused));
         } else if !elsewhere && !self.is_replayed(&lively) {
             passed.back.extend(self.back(&queue, of, &lively));
         }

@@ -99,6 +99,11 @@ impl Copy {
         self.delivery.qos != QoS::AtMostOnce
     }
 
+    /// It is owed to a group, whoever of it gets it.
+    pub(super) fn is_groups(&self) -> bool {
+        self.is_queued() && self.group.is_some()
+    }
+
     /// Overlapping filters of one session: one copy, highest QoS, all identifiers (CLI-01).
     fn merge(&mut self, other: &Copy) {
         self.delivery.qos = self.delivery.qos.max(other.delivery.qos);

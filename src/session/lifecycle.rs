@@ -24,6 +24,15 @@ const MENDED_AT_ONCE: usize = 1000;
 
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
 pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
+    // While its groups still have it for a member.
+    let returning = shares::returning(context, conn);
+    ended(context, conn, end).await;
+    if let Some(returning) = returning {
+        context.shares.give(returning).await;
+    }
+}
+
+async fn ended(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
     context.registry.remove_live(conn);
     if let Some(slot) = context.slots.by_client(conn.client_id.as_str()) {
         slot.detach(&conn.outbox);

@@ -94,7 +94,14 @@ impl Replay {
                 continue;
             }
             let (batch, index) = (message.batch(), message.index());
-            let copy = Outgoing { batch, index, delivery, subscription_ids: &ids, paid: true };
+            let copy = Outgoing {
+                batch,
+                index,
+                delivery,
+                subscription_ids: &ids,
+                paid: true,
+                share: None,
+            };
             if !self.is_paid().await {
                 return false;
             }

@@ -8,12 +8,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::conn::Conn;
 use super::context::Context;
 use super::lifecycle;
 use super::registry::Session;
 use super::rows::SessionRow;
 use crate::mqtt::ClientId;
-use crate::routing::Lender;
+use crate::routing::{Lender, Returning};
 use crate::storage::{QueueKey, StorageError};
 use crate::telemetry::{clock, task};
 
@@ -133,6 +134,13 @@ fn is_member(context: &Context, client_id: &ClientId) -> bool {
     let Some(slot) = context.slots.by_client(client_id.as_str()) else { return false };
     context.subscriptions.filters(slot.id()).iter().any(|filter| filter.is_shared())
         || context.members.left.lock().contains(client_id)
+}
+
+/// What a connection without a queue has of groups and leaves unacknowledged.
+pub(super) fn returning(context: &Context, conn: &Conn) -> Option<Returning> {
+    let left = conn.outbox.give_back();
+    let some = !left.is_empty();
+    some.then(|| context.shares.returning(&conn.client_id, conn.epoch, &left))
 }
 
 /// A persistent session's client has gone.

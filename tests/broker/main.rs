@@ -46,6 +46,7 @@ mod secrets;
 mod session;
 mod settings;
 mod shared;
+mod shared_members;
 mod shared_rooms;
 mod slow_reader;
 mod soak;
