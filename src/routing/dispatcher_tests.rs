@@ -49,8 +49,12 @@ fn append(stores: &Stores, payload: &str) {
 
 fn append_direct(stores: &Stores, queue: &QueueKey, payload: &str) {
     let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-    let copies =
-        Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
+    let copies = Arc::from([DirectCopy {
+        delivery,
+        subscription_ids: Arc::from([]),
+        origin: None,
+        taken: None,
+    }]);
     let (to, sink) = (queue.clone(), Arc::new(Nobody));
     stores.log.append_direct(to, 1, batch(payload), copies, sink, 0);
 }
@@ -66,6 +70,9 @@ fn parts(stores: &Stores, retained: RetainedTable) -> Parts {
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::default()),
         backlog: Arc::default(),
+        rooms: Arc::default(),
+        window: 100,
+        replayed: 0,
         here: None,
         limits: Arc::default(),
         turn: Turn::NextConnected,

@@ -5,16 +5,14 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::census::Excess;
-use super::cluster;
 use super::conn::{About, Conn, End};
 use super::context::Context;
 use super::directory::{Directory, Found};
 use super::inbound::Exchanges;
-use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
 use super::rows::{Guest, Owed, SessionRow, WillRow};
-use super::wills;
+use super::{cluster, handout, lifecycle, wills};
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
@@ -113,6 +111,7 @@ pub(super) async fn claim(
         stored,
         place,
         application,
+        released: false,
     });
     if old.as_ref().is_some_and(|old| wills::inherit(session, old)) {
         lifecycle::store(context, &ask.client_id, session);
@@ -122,9 +121,7 @@ pub(super) async fn claim(
     let Ok(opened) = open(context, queue.as_ref(), incarnation, epoch).await else {
         return Err(give_up(context, &ask.client_id, &mut locked));
     };
-    if ask.will.is_some() {
-        metrics::LAST_WILL_CLIENTS.inc();
-    }
+    ask.will.is_some().then(|| metrics::LAST_WILL_CLIENTS.inc());
     context.registry.add_live(&conn);
     context.tell_groups(&conn);
     greet(&outbox, resumes);
@@ -133,13 +130,17 @@ pub(super) async fn claim(
     if let Some(queue) = queue {
         attach_queue(context, &conn, queue, incarnation, opened).await;
     }
-    if context.directory.as_ref().is_some_and(|all| all.epoch(&ask.client_id) != Some(epoch)) {
-        // Another node was quicker than this one could look for its connection.
+    if is_overtaken(context, &ask.client_id, epoch) {
         conn.end(End::TakenOver);
     }
     drop(locked);
     let publisher = Arc::new(Publisher { client_id: ask.client_id, incarnation, epoch });
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
+}
+
+/// Whether another node was quicker than this one could look for its connection.
+fn is_overtaken(context: &Context, client_id: &ClientId, epoch: u64) -> bool {
+    context.directory.as_ref().is_some_and(|all| all.epoch(client_id) != Some(epoch))
 }
 
 /// The session's queue, which must be there for it before anything is promised, and behind the last
@@ -205,6 +206,13 @@ async fn win_alone(
     deadline: Instant,
 ) -> Result<Won, ReasonCode> {
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
+    if let Some(old) = locked.session().as_mut().filter(|_| !resumes)
+        && handout::owes(context, &ask.client_id, old)
+    {
+        // Nobody may acknowledge meanwhile what goes to others.
+        cut(context, &ask.client_id, old);
+        handout::release(context, &ask.client_id, old).await;
+    }
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
     let incarnation = kept.map_or(epoch, |session| session.incarnation);
@@ -223,7 +231,14 @@ async fn win_alone(
     if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
         earlier.own(*epoch);
     }
-    put?;
+    if let Err(reason) = put {
+        if let Some(old) = locked.session().as_mut().filter(|old| old.released) {
+            old.offline_since_ms.get_or_insert(now_ms);
+            old.released = false;
+            lifecycle::look(context, &ask.client_id, locked, true);
+        }
+        return Err(reason);
+    }
     let old = locked.session().take();
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application })
 }
@@ -259,7 +274,8 @@ async fn win(
         }
     };
     fail_point::pass("claim.stored");
-    let Some(Found { before, now, excess }) = directory.found(&ask.client_id, position) else {
+    let Some(Found { before, now, was_member, excess }) = directory.found(&ask.client_id, position)
+    else {
         return Err(ReasonCode::ServerUnavailable);
     };
     if let Some(excess) = excess {
@@ -273,6 +289,11 @@ async fn win(
         cluster::surrender(context, &ask.client_id, locked, before, now);
         return Err(ReasonCode::ServerUnavailable);
     }
+    if let Some(ended) = before.as_ref().filter(|_| was_member && !resumes) {
+        // Before the queue is the new session's; whoever has no patience gets what is left counted.
+        let given = handout::inherit(context, &ask.client_id, ended, now.epoch);
+        drop(tokio::time::timeout_at(deadline, given).await);
+    }
     let old = cluster::take_old(context, &ask.client_id, locked, before);
     let kept = old.as_ref().filter(|_| resumes);
     let open_ids = kept.map(|old| Arc::clone(&old.open_ids)).unwrap_or_default();
@@ -281,8 +302,13 @@ async fn win(
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed, application })
 }
 
-/// Shows routing how the session stands.
+/// Shows routing how the session stands: it may take what waits for its groups.
 fn show(context: &Context, client_id: &ClientId, view: SlotView) {
+    attach(context, client_id, view);
+    context.moves.wake();
+}
+
+fn attach(context: &Context, client_id: &ClientId, view: SlotView) {
     if context.directory.is_some() {
         // What else there is to see was told in the log's order.
         if let (Some(slot), Some(outbox)) =

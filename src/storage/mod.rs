@@ -10,6 +10,7 @@ pub mod contract;
 pub mod embedded;
 pub mod kafka;
 pub mod memory;
+mod moves;
 mod peers;
 pub mod ports;
 mod queue_key;
@@ -29,14 +30,15 @@ pub use config::{
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{Applications, Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
+pub use moves::{Source, Taken};
 pub use peers::Peers;
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,
-    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId,
-    Origin, Page, Position, PublishLog, QueueAppend, QueueEntry, QueueState, QueuedMessage,
-    Resolver, Row, SourceId, StorageError, Table, TokenBucket,
+    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, Origin, Page,
+    Position, PublishLog, QueueAppend, QueueEntry, QueueState, QueuedMessage, Resolver, Row,
+    SourceId, StorageError, Table, TokenBucket,
 };
-pub use queue_key::QueueKey;
+pub use queue_key::{NodeId, QueueKey};
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
 pub use retained::{retained_message, retained_row};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::moves::Taken;
 use super::queue_key::QueueKey;
 use super::record::{Batch, MessageRef};
 use crate::cluster::Members;
@@ -90,6 +91,8 @@ pub struct DirectCopy {
     pub subscription_ids: Arc<[u32]>,
     /// What a shared subscription's copy was picked from; `None`: a retained copy.
     pub origin: Option<Origin>,
+    /// Where it moves from; then only the group of its origin says anything.
+    pub taken: Option<Taken>,
 }
 
 /// One decision about one message for one shared subscription: which member gets it.
@@ -156,15 +159,14 @@ pub trait PublishLog: Send + Sync {
         ticket: u64,
     );
 
-    /// Whether [`Self::append_retaining`] is there; else a retained message and its row are two
-    /// records, and whoever appends them keeps others from coming between.
+    /// Whether [`Self::append_retaining`] is there; else nobody else may come between two records.
     fn takes_retained(&self) -> bool {
         false
     }
 
     /// As `append`, durable; and those messages set, or without a payload delete, what is retained
-    /// for their topics, at the same place of the log: what stands below it gets them live, what
-    /// stands above finds them retained, and nobody both. Panics where nothing takes it.
+    /// for their topics, at the same place of the log: who stands below it gets them live, who
+    /// stands above finds them retained. Panics where nothing takes it.
     fn append_retaining(
         &self,
         _batch: Arc<Batch>,
@@ -206,8 +208,7 @@ pub trait LogConsumer: Send {
     /// log's end, whatever stands there. Cancel safe: yes.
     fn next(&mut self) -> BoxFuture<'_, Result<LogBatch, StorageError>>;
 
-    /// The items of the last batch were routed; said before anybody is told so. What they retain
-    /// comes into force here.
+    /// The last batch was routed: what it retains comes into force, before anybody is told.
     fn routed(&mut self) {}
 
     /// Everything up to `position` was dealt with. The backend asks for `state` only when it is
@@ -321,6 +322,8 @@ pub struct QueueEntry {
     pub subscription_ids: Arc<[u32]>,
     /// Milliseconds since the epoch after which it is not delivered any more (DEV-4, DEV-6).
     pub expires_at_ms: Option<u64>,
+    /// The number of the shared group that it is a copy of.
+    pub group: Option<u64>,
 }
 
 /// A run of entries for one queue, sources rising and of one partition.
@@ -372,6 +375,7 @@ pub struct QueuedMessage {
     pub delivery: Delivery,
     pub subscription_ids: Arc<[u32]>,
     pub expires_at_ms: Option<u64>,
+    pub group: Option<u64>,
     /// The client has sent PUBREC for it: PUBREL is owed, the PUBLISH must not go again.
     pub received: bool,
 }
@@ -444,6 +448,15 @@ pub trait DeviceQueues: Send + Sync {
     /// everything in a reserved run may have been.
     fn ack(&self, queue: &QueueKey, incarnation: u64, seqs: &[u64], sent_below: u64);
 
+    /// Entries that are in another queue by now: they go whatever connection has the queue, and the
+    /// sender's cursor stays. Durable as an append is; unknown sequences are ignored.
+    fn take_out(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+    ) -> BoxFuture<'_, Result<(), StorageError>>;
+
     /// PUBREC arrived for these.
     fn received(
         &self,
@@ -485,7 +498,3 @@ pub trait TokenBucket: Send + Sync {
     /// Gives unused tokens back; never above the capacity.
     fn give_back(&self, n: u64) -> BoxFuture<'_, Result<(), StorageError>>;
 }
-
-/// A node's name: `TB_SERVICE_ID`, else the host name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub Arc<str>);

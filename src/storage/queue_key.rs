@@ -10,6 +10,7 @@ use crate::mqtt::ClientId;
 pub enum QueueKey {
     /// A persistent DEVICE session's, bounded by a number of messages (DEV-5).
     Client(ClientId),
+    /// What waits for the members of a DEVICE group, bounded likewise (SHR-3).
     Group(Arc<str>),
     /// A persistent APPLICATION session's log, bounded by its retention alone (APP-3).
     Application(ClientId),
@@ -43,6 +44,14 @@ impl QueueKey {
         }
     }
 
+    /// The whole filter of the group whose room it is.
+    pub fn room(&self) -> Option<&Arc<str>> {
+        match self {
+            QueueKey::Group(filter) | QueueKey::Shared(filter) => Some(filter),
+            QueueKey::Client(_) | QueueKey::Application(_) => None,
+        }
+    }
+
     /// Whether it is a log: bounded by its retention alone, and in Kafka where there is one.
     pub fn is_application(&self) -> bool {
         matches!(self, QueueKey::Application(_) | QueueKey::Shared(_))
@@ -59,3 +68,7 @@ impl fmt::Display for QueueKey {
         }
     }
 }
+
+/// A node's name: `TB_SERVICE_ID`, else the host name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub Arc<str>);
