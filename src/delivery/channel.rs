@@ -396,7 +396,8 @@ impl Channel {
         }
         self.queued(bytes);
         if share {
-            let held = self.out.push_shared(copy.batch.payload(copy.index));
+            let memory = copy.batch.payload_memory(copy.index);
+            let held = self.out.push_shared(copy.batch.payload(copy.index), memory);
             self.queued(held);
         }
         if let (Aliased::First(alias), Some(aliases)) = (aliased, &mut self.aliases) {

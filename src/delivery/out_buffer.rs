@@ -14,11 +14,9 @@ use crate::telemetry::metrics::Timer;
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Above it a payload is shared instead of copied (measured: copying wins up to about 1 KiB).
 pub(super) const SHARE_FROM_BYTES: usize = 1024;
-/// What a shared payload takes beside its bytes: two places in the list, and the head before it.
+/// What a shared payload takes beside its part of a batch: two places in the list, and the head
+/// before it.
 const SHARED_BYTES: usize = 128;
-/// And such a share of what it was read with: an allocation ends at a page, and holds the headers
-/// of its messages, too.
-const SHARED_PART: usize = 12;
 /// Buffers that a thread keeps for those it begins next; of those beyond, the memory goes.
 const SPARE_MAX: usize = 8;
 
@@ -132,11 +130,12 @@ impl OutBuffer {
         (added, result)
     }
 
-    /// Appends bytes without copying them; gives back what they take in memory.
-    pub(super) fn push_shared(&mut self, bytes: Bytes) -> usize {
+    /// Appends bytes without copying them; `memory` is what it costs that somebody refers to them.
+    /// Gives back what they take in all.
+    pub(super) fn push_shared(&mut self, bytes: Bytes, memory: usize) -> usize {
         self.begin();
         let len = bytes.len();
-        let beside = SHARED_BYTES + len / SHARED_PART;
+        let beside = SHARED_BYTES + memory.saturating_sub(len);
         self.len += len;
         self.chunks.push_back(Chunk::Shared { bytes, beside: beside as u32 });
         len + beside
@@ -220,7 +219,7 @@ mod tests {
                 let part = vec![n as u8; len];
                 expected.extend_from_slice(&part);
                 if shared {
-                    held += buffer.push_shared(Bytes::from(part));
+                    held += buffer.push_shared(Bytes::from(part), len + len / 5);
                 } else {
                     held += buffer.push_with(|out| out.extend_from_slice(&part)).0;
                 }

@@ -10,11 +10,11 @@ use super::assign::Assignment;
 use super::decisions::{Decisions, recipient};
 use super::dispatcher::{Parts, item, lost};
 use super::runs::{Copy, Runs};
-use crate::delivery::Slot;
+use crate::delivery::{Slot, SlotView};
 use crate::limits::{RateKey, RateTable};
 use crate::mqtt::ClientId;
 use crate::storage::{DirectCopy, LogBatch, Origin, Purse};
-use crate::telemetry::{DropReason, metrics};
+use crate::telemetry::{self, Direction, DropReason, metrics};
 
 /// A record of refusals holds at most so many: a message that goes to everybody could be refused
 /// to everybody.
@@ -41,7 +41,8 @@ impl Admitted {
     }
 
     /// The copies of one recipient without those that may not enter its queue. What is refused now
-    /// is counted as lost; what an earlier run refused was.
+    /// is counted as lost; what an earlier run refused was. Among several nodes it is counted when
+    /// the refusal comes by: a session that has moved before that takes the copy with it.
     pub(super) fn of<'a>(
         &mut self,
         batch: &LogBatch,
@@ -65,8 +66,10 @@ impl Admitted {
             } else if self.takes(copy) {
                 admitted.push(copy.clone());
             } else {
-                metrics::LIMITED_DEVICE.inc();
-                lost(DropReason::RateLimits, slot, batch, copy);
+                if !decisions.several {
+                    metrics::LIMITED_DEVICE.inc();
+                    lost(DropReason::RateLimits, slot, batch, copy);
+                }
                 let (copy, client_id) = (copy.clone(), slot.client_id().clone());
                 self.refused.push(Refused { copy, origin, client_id });
             }
@@ -78,6 +81,15 @@ impl Admitted {
         let Some(left) = &mut self.left else { return true };
         let left = left.get_mut(&(copy.item, copy.index)).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()
+    }
+
+    /// Among several nodes: what is to be counted when it is known to stand in the log.
+    pub(super) fn note(&self, batch: &LogBatch, decisions: &mut Decisions) {
+        for one in self.refused.iter().filter(|_| decisions.several) {
+            let (_, publishes) = item(batch, &one.copy);
+            let topic = publishes.view(one.copy.index as usize).topic;
+            decisions.refused.insert(one.origin, topic.into());
+        }
     }
 
     /// What was refused, as records for the log, addressed to nobody. They are to be durable before
@@ -120,8 +132,13 @@ impl Parts {
         }
         let mut wanted: Vec<(u32, u32)> = Vec::new();
         for run in runs.iter() {
-            let slot = self.slots.by_id(run.slot).map(|slot| slot.view());
-            if slot.is_some_and(|slot| slot.persistent && !slot.application) {
+            let Some(slot) = self.slots.by_id(run.slot) else { continue };
+            // Another node asks for its own.
+            if self.here.as_ref().is_some_and(|here| here.is_elsewhere(&slot)) {
+                continue;
+            }
+            let SlotView { persistent, application, .. } = slot.view();
+            if persistent && !application {
                 let queued = run.copies.iter().filter(|copy| copy.is_queued());
                 wanted.extend(queued.map(|copy| (copy.item, copy.index)));
             }
@@ -135,6 +152,20 @@ impl Parts {
         let mut left = HashMap::default();
         wanted.into_iter().for_each(|message| *left.entry(message).or_insert(0) += 1);
         Admitted::up_to(left)
+    }
+
+    /// A refusal comes by. It holds unless the session has moved before it: its new node had kept
+    /// the copy, and has put it into the queue then.
+    pub(super) fn refused(&self, client_id: &str, origin: &Origin, decisions: &mut Decisions) {
+        if let Some(here) = &self.here {
+            here.refused(client_id, origin);
+        }
+        let Some(topic) = decisions.refused.remove(origin) else { return };
+        if self.slots.by_client(client_id).is_none_or(|slot| !slot.is_elsewhere()) {
+            metrics::LIMITED_DEVICE.inc();
+            let reason = DropReason::RateLimits;
+            telemetry::dropped_of(reason, Direction::Outbound, client_id, &topic, 1);
+        }
     }
 
     /// What all copies of the pass that pay on their way could cost.

@@ -46,6 +46,9 @@ pub(super) struct Decisions {
     /// Bounded by how far the slowest of them lags.
     pub(super) several: bool,
     seen: BTreeSet<Origin>,
+    /// Copies that this node has refused, with their topics, until the refusal comes by: bounded by
+    /// what one batch held.
+    pub(super) refused: HashMap<Origin, Box<str>>,
     /// Bounded by what one failed write of the log held: forgotten as its copies go by.
     doubts: HashMap<Origin, Doubt>,
     takings: Takings,

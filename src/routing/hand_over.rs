@@ -65,6 +65,8 @@ impl Parts {
         self.give_change(purse);
         let refusals = admitted.refusals(batch, self);
         if !refusals.is_empty() {
+            admitted.note(batch, decisions);
+            fail_point::pass("copies.refused");
             assign(&*self.log, &refusals, Some(decisions)).await;
         }
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());

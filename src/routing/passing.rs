@@ -45,7 +45,7 @@ impl Parts {
                 continue;
             };
             if is_nobody(to) {
-                self.refused(copies, deliveries, *position, decisions);
+                self.refusals_come_by(copies, deliveries, *position, decisions);
                 continue;
             }
             if deliveries.is_empty() {
@@ -93,7 +93,7 @@ impl Parts {
     }
 
     /// Copies that nobody gets: whoever keeps one for another node forgets it.
-    fn refused(
+    fn refusals_come_by(
         &self,
         copies: &Batch,
         deliveries: &[DirectCopy],
@@ -103,9 +103,7 @@ impl Parts {
         for (index, copy) in deliveries.iter().enumerate() {
             let Some(origin) = &copy.origin else { continue };
             decisions.is_first(origin, position);
-            if let Some(here) = &self.here {
-                here.refused(copies.view(index).topic, origin);
-            }
+            self.refused(copies.view(index).topic, origin, decisions);
         }
     }
 

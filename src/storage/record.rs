@@ -146,6 +146,14 @@ impl Batch {
         self.body.slice(at..at + entry.payload_len as usize)
     }
 
+    /// What the payload takes in memory as long as something refers to it: its part of the batch,
+    /// allocator's rounding and headers of its messages included.
+    pub fn payload_memory(&self, index: usize) -> usize {
+        let payload = self.entries[index].payload_len as usize;
+        let records = std::mem::size_of_val(&*self.entries);
+        payload * (allocated(self.body.len()) + records) / self.body.len().max(1)
+    }
+
     pub fn views(&self) -> impl Iterator<Item = MessageView<'_>> {
         (0..self.len()).map(|index| self.view(index))
     }
@@ -193,6 +201,17 @@ impl Entry {
             Kind::Publish
         }
     }
+}
+
+/// What an allocation of so many bytes takes: jemalloc has four sizes between two powers of two,
+/// and gives a large one a page more, so that not all of them begin on the same cache lines.
+fn allocated(bytes: usize) -> usize {
+    const LARGE: usize = 16 * 1024;
+    const PAGE: usize = 4096;
+    let below = bytes.max(128) - 1;
+    let step = 1 << (below.ilog2() - 2);
+    let rounded = below / step * step + step;
+    if rounded < LARGE { rounded } else { rounded + PAGE }
 }
 
 // === impl MessageRef ===
@@ -441,6 +460,24 @@ mod tests {
         assert_eq!(back.view(1).kind, Kind::Release);
         let alone = MessageRef::new(Arc::new(back), 0);
         assert_eq!(alone.detached().view(), alone.view());
+    }
+
+    /// OUT-1: what is reckoned against the marks is what memory is held by.
+    #[test]
+    fn payloads_share_the_memory_of_their_batch() {
+        for (bytes, takes) in [(1, 128), (129, 160), (8300, 10_240), (16_384, 20_480)] {
+            assert_eq!(allocated(bytes), takes, "{bytes}");
+        }
+        assert_eq!((allocated(20_481), allocated(65_537)), (28_672, 86_016));
+        let mut builder = sample();
+        let payload = vec![0; 9000];
+        (0..3).for_each(|n| {
+            builder.push(&MessageView { payload: &payload[n..], ..sample().finish().view(0) });
+        });
+        let batch = builder.finish();
+        let parts: usize = (0..batch.len()).map(|index| batch.payload_memory(index)).sum();
+        let whole = allocated(batch.body.len());
+        assert!(parts > 27_000 && parts <= whole + 5 * size_of::<Entry>(), "{parts} of {whole}");
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //! killed there. In a release build they are nothing.
 //!
 //! `SLUICE_FAIL_POINT=queue.appended:200:FILE` ends the process at the 200th pass of that place, if
-//! the file is there.
+//! the file is there. If the file says `stop`, it stands still there, once, until it is let go on.
 
 #[cfg(debug_assertions)]
 mod armed {
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     struct Armed {
         name: String,
@@ -32,9 +33,23 @@ mod armed {
     pub(super) fn pass(name: &'static str) {
         let Some(armed) = armed().filter(|armed| armed.name == name) else { return };
         let passed = armed.passed.fetch_add(1, Ordering::Relaxed) + 1;
-        if passed >= armed.passes && armed.fuse.exists() {
-            std::process::abort();
+        if passed < armed.passes {
+            return;
         }
+        match std::fs::read_to_string(&armed.fuse) {
+            Ok(text) if text == "stop" => stand_still(&armed.fuse),
+            Ok(_) => std::process::abort(),
+            Err(_) => {}
+        }
+    }
+
+    fn stand_still(fuse: &Path) {
+        use rustix::process::{Signal, getpid, kill_process};
+        let stopped =
+            std::fs::remove_file(fuse).is_ok() && kill_process(getpid(), Signal::STOP).is_ok();
+        // Another thread may be the first to hear of it; this one must not go on meanwhile.
+        std::thread::sleep(Duration::from_millis(500));
+        tracing::warn!(stopped, "stood still at a fail point");
     }
 }
 

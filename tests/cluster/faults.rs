@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rustix::process::Signal;
 
 use crate::crew::{Crew, subscribed};
 use crate::nodes::{nodes, nodes_with};
@@ -29,6 +30,8 @@ const CATCH_UP: Duration = Duration::from_secs(120);
 enum Fault {
     /// SIGKILL, and a start right behind it or much later.
     Killed,
+    /// SIGKILL of two nodes in one moment.
+    TwoKilled,
     /// SIGSTOP until the others take it for dead; it wakes, ends, and is started again.
     Stopped,
     /// SIGSTOP for less than that: nobody may notice.
@@ -39,17 +42,20 @@ enum Fault {
     Rolled,
     /// SIGKILL of one of three Kafka brokers, most often the leader of something.
     KafkaKilled,
-    /// SIGKILL of Redis' master: Sentinel promotes a replica.
+    /// SIGKILL of a master of Redis: Sentinel, or the others of its cluster, promote a replica.
     RedisKilled,
 }
 
-const OF_NODES: [Fault; 4] = [Fault::Killed, Fault::Stopped, Fault::Left, Fault::Slept];
-const OF_ALL: [Fault; 7] = [
+const OF_NODES: [Fault; 5] =
+    [Fault::Killed, Fault::Stopped, Fault::TwoKilled, Fault::Left, Fault::Slept];
+const OF_CLUSTER: [Fault; 3] = [Fault::RedisKilled, Fault::Killed, Fault::TwoKilled];
+const OF_ALL: [Fault; 8] = [
     Fault::KafkaKilled,
     Fault::RedisKilled,
     Fault::Killed,
     Fault::Stopped,
     Fault::Rolled,
+    Fault::TwoKilled,
     Fault::Left,
     Fault::Slept,
 ];
@@ -74,17 +80,26 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Three brokers of Kafka; a master of Redis with two replicas, watched by three Sentinels.
+/// Services that fail: brokers of Kafka, and a Redis that has replicas.
 struct Outside {
     services: Services,
     redis: Vec<u16>,
+    /// How many masters it has, and how many replicas each.
+    masters: usize,
+    replicas: usize,
 }
 
 impl Outside {
-    fn start() -> Self {
+    /// Three brokers of Kafka; a master of Redis with two replicas, watched by three Sentinels.
+    fn with_sentinels() -> Self {
         let services = Services::start(&["--kafka", "3", "--redis", "sentinel"]).unwrap();
-        let redis = services.redis_ports();
-        Outside { services, redis }
+        Outside { redis: services.redis_ports(), services, masters: 1, replicas: 2 }
+    }
+
+    /// One broker of Kafka; three masters of Redis share the slots, with a replica each.
+    fn with_redis_cluster() -> Self {
+        let services = Services::start(&["--kafka", "1", "--redis", "cluster"]).unwrap();
+        Outside { redis: services.redis_ports(), services, masters: 3, replicas: 1 }
     }
 
     /// Every partition has all its replicas in step.
@@ -99,17 +114,26 @@ impl Outside {
         seen.brokers().len() == 3 && seen.topics().iter().all(whole)
     }
 
-    /// Which of `redis1`, … is the master; `None`: there is none with two replicas in step.
-    fn redis_master(&self) -> Option<usize> {
+    /// Which of `redis1`, … are masters; none while not all have their replicas in step.
+    fn redis_masters(&self) -> Vec<usize> {
         let has = |port: u16, words: &[&str]| {
             let info = ask(port, &["INFO", "replication"]).unwrap_or_default();
             words.iter().all(|word| info.contains(word))
         };
-        let in_step = ["role:master", "slave0:", "slave1:", "connected_slaves:2"];
-        let master = self.redis.iter().position(|port| has(*port, &in_step))?;
+        let count = format!("connected_slaves:{}", self.replicas);
+        let mut in_step = vec!["role:master", &count];
+        in_step.extend(&["slave0:", "slave1:"][..self.replicas]);
+        let all = || self.redis.iter().enumerate();
+        let masters = all().filter(|(_, port)| has(**port, &in_step)).map(|(at, _)| at);
+        let masters: Vec<usize> = masters.collect();
         let follows = ["role:slave", "master_link_status:up"];
-        let count = self.redis.iter().filter(|port| has(**port, &follows)).count();
-        (count == 2).then_some(master)
+        let following = all().filter(|(_, port)| has(**port, &follows)).count();
+        let whole = masters.len() == self.masters && following == self.masters * self.replicas;
+        if whole { masters } else { Vec::new() }
+    }
+
+    fn redis_is_whole(&self) -> bool {
+        !self.redis_masters().is_empty()
     }
 
     fn suffer(&self, fault: Fault, random: &mut Random) {
@@ -117,8 +141,8 @@ impl Outside {
         let name = if fault == Fault::KafkaKilled {
             format!("kafka{}", 1 + random.below(3))
         } else {
-            wait_until("a master with its replicas", || self.redis_master().is_some());
-            format!("redis{}", 1 + self.redis_master().unwrap_or_default())
+            wait_until("masters with their replicas", || self.redis_is_whole());
+            format!("redis{}", 1 + random.pick(&self.redis_masters()))
         };
         eprintln!("{fault:?}: {name} for {pause:?}");
         self.services.act("kill", &name);
@@ -127,7 +151,7 @@ impl Outside {
         // A second one that went before the first is back could take with it what only it had.
         match fault {
             Fault::KafkaKilled => wait_until("replicas in step", || self.kafka_is_whole()),
-            _ => wait_until("a master with its replicas", || self.redis_master().is_some()),
+            _ => wait_until("masters with their replicas", || self.redis_is_whole()),
         }
     }
 }
@@ -174,11 +198,27 @@ impl Run {
                 outside.suffer(fault, &mut self.random);
             }
             Fault::Rolled => (0..NODES).for_each(|at| self.at_a_node(Fault::Left, at)),
+            Fault::TwoKilled => self.at_two_nodes(),
             Fault::Killed | Fault::Stopped | Fault::Slept | Fault::Left => {
                 let at = self.random.below(NODES);
                 self.at_a_node(fault, at);
             }
         }
+    }
+
+    fn at_two_nodes(&mut self) {
+        let stays = self.random.below(NODES);
+        eprintln!("TwoKilled: all but node {stays}");
+        self.world.set_addresses(vec![self.nodes[stays].address()]);
+        let mut gone: Vec<usize> = (0..NODES).filter(|at| *at != stays).collect();
+        gone.iter().for_each(|at| self.nodes[*at].signal(Signal::KILL));
+        gone.iter().for_each(|at| _ = self.nodes[*at].await_exit());
+        std::thread::sleep(Duration::from_millis(self.random.below(9000) as u64));
+        if self.random.below(2) == 0 {
+            gone.reverse();
+        }
+        gone.iter().for_each(|at| self.nodes[*at].start_again());
+        self.addresses_without(None);
     }
 
     fn at_a_node(&mut self, fault: Fault, at: usize) {
@@ -208,7 +248,7 @@ impl Run {
                 node.stop();
                 node.start_again();
             }
-            Fault::Rolled | Fault::KafkaKilled | Fault::RedisKilled => {}
+            Fault::Rolled | Fault::TwoKilled | Fault::KafkaKilled | Fault::RedisKilled => {}
         }
         self.addresses_without(None);
     }
@@ -236,7 +276,7 @@ impl Run {
 #[test]
 fn what_was_acknowledged_survives_the_faults_of_nodes() {
     let Some(run) = Run::start(seed(), None) else { return };
-    run.through(&OF_NODES, number("SLUICE_CLUSTER_FAULTS").unwrap_or(4) as usize);
+    run.through(&OF_NODES, number("SLUICE_CLUSTER_FAULTS").unwrap_or(5) as usize);
 }
 
 /// The same while brokers of Kafka (three, of which two must have a message) and masters of Redis
@@ -246,6 +286,16 @@ fn what_was_acknowledged_survives_the_faults_of_kafka_and_redis() {
     if services().is_none() {
         return;
     }
-    let Some(run) = Run::start(seed(), Some(Outside::start())) else { return };
+    let Some(run) = Run::start(seed(), Some(Outside::with_sentinels())) else { return };
     run.through(&OF_ALL, number("SLUICE_CLUSTER_FAULTS").unwrap_or(3) as usize);
+}
+
+/// The same on a Redis whose slots are shared by three masters (STO-03, design decisions 4, 6).
+#[test]
+fn what_was_acknowledged_survives_the_faults_of_a_redis_cluster() {
+    if services().is_none() {
+        return;
+    }
+    let Some(run) = Run::start(seed(), Some(Outside::with_redis_cluster())) else { return };
+    run.through(&OF_CLUSTER, number("SLUICE_CLUSTER_FAULTS").unwrap_or(2) as usize);
 }

@@ -15,11 +15,13 @@ mod cable;
 mod contract;
 #[path = "../crash/crew.rs"]
 mod crew;
+mod crossing;
 mod fail_points;
 mod faults;
 mod flow;
 mod health;
 mod kafka_faults;
+mod keeper;
 #[path = "../crash/link.rs"]
 mod link;
 mod nodes;

@@ -9,13 +9,13 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::time::Instant;
 
-use super::KafkaSettings;
 use super::admin::Admin;
 use super::feed::Feed;
 use super::format::{Commit, Mark, RecordKind, encode_state, encode_value};
 use super::scribe::{Line, Scribe};
 use super::tables::Tables;
 use super::watch::Watch;
+use super::{KafkaSettings, position};
 use crate::cluster::Members;
 use crate::storage::{Peers, Row, StorageError};
 use crate::telemetry::fail_point;
@@ -27,6 +27,8 @@ const STATE_EVERY: Duration = Duration::from_millis(200);
 const ROWS_AT_ONCE: usize = 4096;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PING: Duration = Duration::from_secs(2);
+/// How often to see how far the reader has come.
+const TICK: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 struct Wanted {
@@ -62,6 +64,8 @@ impl fmt::Debug for Keeper {
 /// What the thread itself remembers.
 struct Thread {
     scribe: Scribe,
+    /// The one of rows, while this node is to write them.
+    rows: Option<Scribe>,
     /// The newest commit that is durable.
     durable: Commit,
     /// What was not needed any more, and since when.
@@ -142,6 +146,7 @@ impl Keeper {
         let (looked, needless) = (Instant::now(), VecDeque::new());
         let mut thread = Thread {
             scribe,
+            rows: None,
             durable: from,
             needless,
             looked,
@@ -266,13 +271,16 @@ impl Keeper {
         let Some(tables) = self.tables.as_ref().filter(|tables| tables.writes()) else {
             return Ok(());
         };
-        let members = self.peers.members();
-        if !self.peers.is_keeper() || self.peers.is_fenced() {
+        if !self.enter(thread, given_up)? {
             // Its successor writes what it had not written.
+            thread.rows = None;
+            let members = self.peers.members();
             let keeper = members.keeper().and_then(|keeper| members.get(keeper));
             tables.written_by_another(keeper.map_or(0, |keeper| keeper.tables));
             return Ok(());
         }
+        let Some(scribe) = &mut thread.rows else { return Ok(()) };
+        let members = self.peers.members();
         // Whoever starts next begins where the last of us is: it needs what was in force there.
         let others = members.needed_but(self.peers.node()).unwrap_or(u64::MAX);
         loop {
@@ -288,11 +296,52 @@ impl Keeper {
             }
             let rows: Vec<Written> =
                 plain.iter().chain(&routed).map(|row| Written::of(tables, row)).collect();
-            thread.scribe.write(rows.iter().map(|row| row.line(self.run)), given_up)?;
+            scribe.write(rows.iter().map(|row| row.line(self.run)), given_up)?;
             let mut behind = tables.behind.lock();
             behind.plain.drain(..plain.len());
             behind.routed.drain(..routed.len());
         }
+    }
+
+    /// Whether this node is the one that writes rows. To believe it is not enough: one that stood
+    /// still may have a successor that it has not read of yet. So it first fences whoever wrote
+    /// before, and then reads to where the log ended by then: who comes later fences this node.
+    fn enter(
+        &self,
+        thread: &mut Thread,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<bool, StorageError> {
+        let is_to_write = || self.peers.is_keeper() && !self.peers.is_fenced();
+        if !is_to_write() {
+            return Ok(false);
+        }
+        let scribe = thread.rows.get_or_insert_with(|| {
+            Scribe::new(self.settings.row_scribe(), Arc::clone(&self.watch))
+        });
+        if !scribe.enter()? {
+            return Ok(true);
+        }
+        let ends = || given_up() || self.feed.has_ended();
+        let known = match self.admin.watermarks(&self.topic) {
+            Ok((_, high)) => Ok(self.has_read(position(high).offset, &ends)),
+            Err(error) => Err(error),
+        };
+        if !matches!(known, Ok(true)) {
+            // To be asked again by the next one; at this node's own end, by another node's.
+            thread.rows = None;
+        }
+        known.map(|known| known && is_to_write())
+    }
+
+    /// Waits until the log was read to `end`; `false`: `ends` came first.
+    fn has_read(&self, end: u64, ends: &dyn Fn() -> bool) -> bool {
+        while self.feed.read_to() < end {
+            if ends() {
+                return false;
+            }
+            std::thread::sleep(TICK);
+        }
+        true
     }
 
     /// Deletes what was not needed for a while, and asks a silent Kafka whether it is there.

@@ -1,4 +1,6 @@
-//! A producer that waits for its deliveries: what is written behind, in order, by one thread.
+//! A producer that waits for its deliveries: what is written behind, in order, by one thread. Where
+//! several nodes write the same keys one after another, it writes in transactions: who opens it
+//! fences all that opened it before (design decision 3).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +15,11 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext};
 use super::format::Mark;
 use super::watch::{Watch, log_line, note_error, unavailable};
 use crate::storage::StorageError;
+use crate::telemetry::fail_point;
 
 const TICK: Duration = Duration::from_millis(50);
+/// How long a call about a transaction may take.
+const CALL: Duration = Duration::from_secs(10);
 
 struct Counts {
     failed: Arc<AtomicU64>,
@@ -55,6 +60,7 @@ pub(super) struct Line<'a> {
 }
 
 pub(super) struct Scribe {
+    /// With a `transactional.id`, or without.
     config: ClientConfig,
     watch: Arc<Watch>,
     failed: Arc<AtomicU64>,
@@ -83,6 +89,27 @@ impl Scribe {
         self.producer.as_ref().ok_or_else(|| StorageError::Unavailable("no producer".into()))
     }
 
+    /// Fences whoever has written in this one's place. `true`: just now; there is something to be
+    /// known about who is to write, then, that was not yet read.
+    pub(super) fn enter(&mut self) -> Result<bool, StorageError> {
+        if self.producer.is_some() {
+            return Ok(false);
+        }
+        let entered = self.producer()?.init_transactions(CALL);
+        entered.map_err(|error| self.broken("Kafka gives no transactions", &error))?;
+        Ok(true)
+    }
+
+    fn is_transactional(&self) -> bool {
+        self.config.get("transactional.id").is_some()
+    }
+
+    /// What was begun and not ended is thrown away by the next one that enters.
+    fn broken(&mut self, what: &str, error: &KafkaError) -> StorageError {
+        self.producer = None;
+        unavailable(what, error)
+    }
+
     /// Writes all lines, and waits until they are durable, or until `given_up`: what is on its way
     /// then may still arrive, and is written again by whoever comes next.
     pub(super) fn write<'a>(
@@ -93,7 +120,11 @@ impl Scribe {
         let failed = Arc::clone(&self.failed);
         let before = failed.load(Ordering::Relaxed);
         let mut refused = None;
+        let transactional = self.is_transactional();
         let producer = self.producer()?;
+        if transactional && let Err(error) = producer.begin_transaction() {
+            return Err(self.broken("rows can't be written", &error));
+        }
         for line in lines {
             let record: BaseRecord<'_, [u8], [u8]> = BaseRecord {
                 topic: line.topic,
@@ -109,12 +140,18 @@ impl Scribe {
                 break;
             }
         }
+        if transactional {
+            fail_point::pass("rows.sent");
+        }
         while producer.in_flight_count() > 0 && !given_up() {
             // It asks for what lingers, and gives up after the tick, which is no fault.
             drop(producer.flush(TICK));
         }
         let lost = failed.load(Ordering::Relaxed) != before;
         if refused.is_none() && !lost && producer.in_flight_count() == 0 {
+            if transactional && let Err(error) = producer.commit_transaction(CALL) {
+                return Err(self.broken("rows can't be written", &error));
+            }
             return Ok(());
         }
         // Design decision 5: after a gap the stream is given up, whole.

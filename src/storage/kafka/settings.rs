@@ -147,6 +147,18 @@ impl KafkaSettings {
         scribe
     }
 
+    /// The producer of rows alone: of all that were ever opened only the newest can write, whatever
+    /// an older one still holds in its hands.
+    pub(super) fn row_scribe(&self) -> ClientConfig {
+        let mut scribe = self.scribe();
+        scribe.remove("enable.gapless.guarantee");
+        scribe
+            .set("transactional.id", format!("{}{}-rows", self.config.prefix, self.reader))
+            .set("transaction.timeout.ms", "60000")
+            .set("message.timeout.ms", "30000");
+        scribe
+    }
+
     pub(super) fn consumer(&self, topic: &TopicConfig) -> ClientConfig {
         let mut consumer = self.base();
         consumer
@@ -165,6 +177,7 @@ impl KafkaSettings {
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
+            .set("isolation.level", "read_committed")
             .set("check.crcs", "true");
         consumer
     }
