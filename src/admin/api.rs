@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::error::ApiError;
 use super::{
-    Managed, auth, certificates, clients, credentials, ledger, license, refused, retained,
+    Managed, auth, certificates, clients, credentials, ledger, license, refused, retained, shares,
 };
 use crate::limits::LISTS_AT_ONCE;
 use crate::listener::Certificates;
@@ -54,6 +54,7 @@ fn described() -> OpenApiRouter<Arc<Api>> {
         .merge(credentials::routes())
         .merge(clients::routes())
         .merge(retained::routes())
+        .merge(shares::routes())
         .merge(refused::routes())
         .merge(ledger::routes())
         .merge(license::routes())

@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 use super::access::{Administrator, Params, Viewer};
 use super::error::{ApiError, ErrorBody};
 use super::page::{PageData, PageLink, Pager, SortKey, unsortable};
+use super::shares::{self, GroupBody};
 use super::{Api, blocking};
 use crate::security::ClientType;
 use crate::session::{SessionView, SubscriptionView};
@@ -25,7 +26,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(totals))
         .routes(routes!(disconnect))
         .routes(routes!(remove))
-        .routes(routes!(subscriptions_of))
+        .routes(routes!(groups_or_subscriptions))
         .routes(routes!(subscriptions))
 }
 
@@ -305,17 +306,25 @@ async fn remove(
     Ok(StatusCode::OK)
 }
 
-/// The subscriptions of one client.
+/// The shared groups, with their members and what waits for them; with `clientId`, a list of all
+/// subscriptions of that client.
 #[utoipa::path(get, path = "/api/subscription", tag = "subscriptions",
-    params(("clientId" = String, Query)),
-    responses((status = 200, body = Vec<SubscriptionBody>), (status = 400, body = ErrorBody)))]
-async fn subscriptions_of(
+    params(PageLink, ByClient),
+    responses((status = 200, body = PageData<GroupBody>), (status = 400, body = ErrorBody)))]
+async fn groups_or_subscriptions(
     State(api): State<Arc<Api>>,
     _: Viewer,
+    Params(link): Params<PageLink>,
     Params(by): Params<ByClient>,
-) -> Result<Json<Vec<SubscriptionBody>>, ApiError> {
-    let client_id = by.client_id.ok_or_else(|| ApiError::invalid("clientId must be given"))?;
-    Ok(Json(api.sessions.subscriptions(&client_id).into_iter().map(Into::into).collect()))
+) -> Result<Json<Value>, ApiError> {
+    let value = match by.client_id {
+        Some(client_id) => {
+            let all = api.sessions.subscriptions(&client_id).into_iter();
+            serde_json::to_value(all.map(Into::into).collect::<Vec<SubscriptionBody>>())
+        }
+        None => serde_json::to_value(shares::groups(api, link).await?),
+    };
+    value.map(Json).map_err(|_| ApiError::storage())
 }
 
 /// All subscriptions that fit all of the filters.

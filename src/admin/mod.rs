@@ -24,6 +24,7 @@ mod probe;
 mod refused;
 mod retained;
 mod routes;
+mod shares;
 
 #[cfg(test)]
 mod tests;

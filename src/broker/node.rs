@@ -11,7 +11,8 @@ use crate::config::Config;
 use crate::delivery::Slots;
 use crate::limits::GROUP_WINDOW;
 use crate::routing::{
-    self, Here, Limits, Parts, Progress, RetainedTable, Rooms, Shares, Subscriptions, Turn,
+    self, GroupQueues, Here, Limits, Parts, Progress, RetainedTable, Rooms, Shares, Subscriptions,
+    Turn,
 };
 use crate::security::Security;
 use crate::session::{Handles, Sessions};
@@ -54,7 +55,7 @@ impl Node {
         let (committed, consumer) = stores.log.consumer(0);
         let parts = parts(config, stores, &committed)?;
         let security = Security::new(config.security.clone(), Arc::clone(&stores.tables))?;
-        security.load()?;
+        security.load(Arc::clone(parts.subscriptions.shares()) as _)?;
         let sessions = Sessions::new(handles(config, stores, &parts, &security));
         sessions.load(WILL_GRACE)?;
         let log = Arc::clone(&stores.log);
@@ -121,9 +122,10 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
     let routing = &config.routing;
     let replayed = stores.log.end(0).offset;
     let (judge, rooms) = Rooms::decode(committed, replayed)?;
+    let shares = Arc::new(Shares::new(routing.shared_policy).app_leave(routing.shared_app_leave));
     Ok(Parts {
         limits: Arc::new(super::limits::limits(config, stores)),
-        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots)).with_shares(shares)),
         slots,
         retained: Arc::new(RetainedTable::new(
             routing.retained_max_count,
@@ -160,6 +162,6 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Secur
         limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
         peers: stores.peers.clone(),
-        shares: Shares::new(parts.clone()),
+        groups: GroupQueues::new(parts.clone()),
     }
 }

@@ -102,6 +102,8 @@ async fn embedded(config: &Config) -> Result<(Backend, Stores), Fault> {
     settings.queue_ttl = config.storage.device_message_ttl;
     settings.application_bytes = config.storage.application.bytes;
     settings.application_life = config.storage.application.life;
+    settings.shared_bytes = config.storage.application_shared.bytes;
+    settings.shared_life = config.storage.application_shared.life;
     let total = config.session.total_rate.windows.as_ref();
     settings.bucket = super::limits::windows(total);
     settings.device_bucket = super::limits::windows(config.routing.device_persisted_rate.as_ref());

@@ -47,6 +47,12 @@ pub(super) fn read(r: &mut Reader<'_>) -> KafkaConfig {
             settings: topic(r, &keys!("settings")),
             state: topic(r, &keys!("state")),
             application: topic(r, &keys!("app-persisted-msg")),
+            // Clients of Kafka are those of APPLICATION clients' logs.
+            application_shared: TopicConfig {
+                name: r.topic("queue.kafka.app-persisted-msg-shared.topic"),
+                properties: r.pairs("queue.kafka.app-persisted-msg-shared.topic-properties"),
+                ..TopicConfig::default()
+            },
         },
     }
 }

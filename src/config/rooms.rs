@@ -80,6 +80,8 @@ fn session(r: &mut Reader<'_>) -> session::Config {
             .filter(|cap| *cap > 0),
         topic_alias_max: r.short("mqtt.topic.alias-max", "aliases", 0),
         allow_root_wildcard: r.flag("mqtt.subscription.allow-root-multi-level-wildcard"),
+        shared_subscriptions: r.flag("mqtt.shared-subscriptions.enabled"),
+        app_shares_without_entity: r.flag("mqtt.shared-subscriptions.app-without-entity"),
         max_subscriptions_per_client: r
             .limit("mqtt.subscription.max-per-client", "subscriptions", U32_MAX)
             .map(|n| n as usize),
@@ -123,8 +125,14 @@ fn total_rate(r: &mut Reader<'_>) -> TotalRate {
 }
 
 fn routing(r: &mut Reader<'_>) -> routing::Config {
-    r.choice("mqtt.shared-subscriptions.processing-type", &["ROUND_ROBIN"]);
+    let policies = routing::Policy::NAMES.map(|(name, _)| name).join(", ");
     routing::Config {
+        shared_policy: r.read(
+            "mqtt.shared-subscriptions.processing-type",
+            policies,
+            routing::Policy::parse,
+        ),
+        shared_app_leave: r.flag("mqtt.shared-subscriptions.app-leave-when-non-writable"),
         shared_skip_non_writable: r.flag("mqtt.shared-subscriptions.skip-non-writable"),
         retained_expiry_period: millis(
             r,
@@ -193,6 +201,7 @@ fn storage(r: &mut Reader<'_>) -> storage::Config {
     let kafka = kafka::read(r);
     storage::Config {
         application: kafka::retention(r, &kafka.topics.application),
+        application_shared: kafka::retention(r, &kafka.topics.application_shared),
         profile,
         kafka,
         redis,

@@ -5,6 +5,7 @@ use tempfile::NamedTempFile;
 
 use super::*;
 use crate::limits;
+use crate::routing::Policy;
 use crate::storage::{KafkaConfig, Profile, SyncMode};
 
 const TBMQ: &str = include_str!("testdata/tbmq.yml");
@@ -234,7 +235,7 @@ fn short_and_long_rate_limit_keys_are_read() {
     fault(twice, &[], &["mqtt.rate-limits.total.enabled", "also as rate-limits.total.enabled"]);
 }
 
-/// APP-3
+/// APP-3, SHR-4
 #[test]
 fn the_retention_of_application_logs_is_read_out_of_kafkas_words() {
     let name = "TB_KAFKA_APP_PERSISTED_MSG_TOPIC_PROPERTIES";
@@ -245,6 +246,23 @@ fn the_retention_of_application_logs_is_read_out_of_kafkas_words() {
     let given = kept("retention.ms:-1;retention.bytes:5;segment.bytes:7");
     assert_eq!((given.bytes, given.life), (Some(5), None));
     fault("", &[(name, "retention.ms:week")], &["retention.ms", "tbmq.msg.app", "week"]);
+    let name = "TB_KAFKA_APP_PERSISTED_MSG_SHARED_TOPIC_PROPERTIES";
+    let both = good("", &[(name, "retention.ms:5000;retention.bytes:6")]).config.storage;
+    let of_groups = both.application_shared;
+    assert_eq!((of_groups.bytes, of_groups.life), (Some(6), Some(Duration::from_secs(5))));
+    assert_eq!(both.application, default, "those of clients are others");
+    fault("", &[(name, "retention.bytes:x")], &["retention.bytes", "tbmq.msg.app.shared"]);
+}
+
+/// SHR-1
+#[test]
+fn policies_of_groups_are_known_in_any_case_and_with_dashes() {
+    let name = "MQTT_SHARED_SUBSCRIPTIONS_PROCESSING_TYPE";
+    let policy = |text: &str| good("", &[(name, text)]).config.routing.shared_policy;
+    assert_eq!(good("", &[]).config.routing.shared_policy, Policy::RoundRobin);
+    assert_eq!(policy("least-inflight"), Policy::LeastInflight);
+    assert_eq!(policy("Hash_Client"), Policy::HashClient);
+    fault("", &[(name, "RANDOM")], &["processing-type", name, "STICKY"]);
 }
 
 /// QUO-6, QUO-7

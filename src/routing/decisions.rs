@@ -105,6 +105,7 @@ impl Decisions {
             QueueKey::Client(_) => 1,
             QueueKey::Group(_) => 2,
             QueueKey::Application(_) => 3,
+            QueueKey::Shared(_) => 4,
         };
         let name = xxh3_64_with_seed(queue.name().as_bytes(), incarnation.rotate_left(3) ^ kind);
         self.takings.is_first(name, taken.seq, place)

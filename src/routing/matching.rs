@@ -8,10 +8,10 @@ use super::dispatcher::Parts;
 use super::here::Offer;
 use super::runs::{Copy, Parked, Runs};
 use super::subscriptions::{Entry, Inner};
-use super::{Group, Pick, Standing, Subscriber};
+use super::{Choice, Group, Pick, Policy, Standing, Subscriber, Turn, rendezvous};
 use crate::delivery::SlotId;
 use crate::mqtt::{ClientId, QoS};
-use crate::storage::{Batch, LogBatch, LogItem, Origin, Position};
+use crate::storage::{Batch, LogBatch, LogItem, Origin, Position, QueueKey};
 use crate::telemetry::{self, Direction, DropReason};
 
 /// What becomes of one message of a group.
@@ -52,7 +52,7 @@ impl Parts {
                     nobody = true;
                     return;
                 }
-                match self.pick(group, &origin, batch) {
+                match self.pick(group, &origin, batch, runs) {
                     Chosen::Member(slot, entry) => picked.push((slot, entry, origin.group)),
                     Chosen::Room(filter) => {
                         nobody = true;
@@ -91,7 +91,13 @@ impl Parts {
     }
 
     /// Who of the group gets the message.
-    fn pick(&self, group: &Group<SlotId, Entry>, origin: &Origin, batch: &Batch) -> Chosen {
+    fn pick(
+        &self,
+        group: &Group<SlotId, Entry>,
+        origin: &Origin,
+        batch: &Batch,
+        runs: &Runs,
+    ) -> Chosen {
         let view = batch.view(origin.index as usize);
         let room = || {
             let filter: Arc<str> = Arc::from(group.filter().as_str());
@@ -104,7 +110,9 @@ impl Parts {
         }
         let standing =
             |member: &Subscriber<SlotId, Entry>| self.standing(member, origin.position, view.qos);
-        match group.pick(self.turn, standing) {
+        let of = (batch.publisher().client_id.as_str(), view.topic);
+        let load = |member: &Subscriber<SlotId, Entry>| self.load(member.key, runs);
+        match self.choose(group, of, self.turn, &load, standing) {
             Pick::Deliver(member) => Chosen::Member(member.key, member.entry),
             Pick::Keep(_) => room(),
             Pick::Nobody => {
@@ -114,6 +122,31 @@ impl Parts {
                 Chosen::Nobody
             }
         }
+    }
+
+    /// Whom the group's policy chooses for a message of this publisher and topic.
+    pub(super) fn choose<'a>(
+        &self,
+        group: &'a Group<SlotId, Entry>,
+        (publisher, topic): (&str, &str),
+        turn: Turn,
+        load: &dyn Fn(&Subscriber<SlotId, Entry>) -> Option<u64>,
+        standing: impl Fn(&Subscriber<SlotId, Entry>) -> Standing,
+    ) -> Pick<'a, SlotId, Entry> {
+        let by = |key: &str, member: &Subscriber<SlotId, Entry>| {
+            let slot = self.slots.by_id(member.key);
+            slot.map_or(0, |slot| rendezvous(slot.client_id().as_str(), key))
+        };
+        let by_client = |member: &Subscriber<SlotId, Entry>| by(publisher, member);
+        let by_topic = |member: &Subscriber<SlotId, Entry>| by(topic, member);
+        let choice = match self.subscriptions.shares().policy(group.filter()) {
+            Policy::RoundRobin => Choice::Turn,
+            Policy::Sticky => Choice::Sticky,
+            Policy::HashClient => Choice::Highest(&by_client),
+            Policy::HashTopic => Choice::Highest(&by_topic),
+            Policy::LeastInflight => Choice::Least(load),
+        };
+        group.pick(turn, &choice, standing)
     }
 
     /// Decides about messages whose decider is gone: the same as [`Self::collect`] would have, but
@@ -136,7 +169,7 @@ impl Parts {
             let (mut chosen, index) = (Chosen::Nobody, origin.index as usize);
             inner.index.matches(view.topic, &mut |_| {}, &mut |group| {
                 if group.number() == origin.group {
-                    chosen = self.pick(group, &origin, &batch);
+                    chosen = self.pick(group, &origin, &batch, runs);
                 }
             });
             let number = origin.group;
@@ -168,6 +201,19 @@ impl Parts {
         self.slots.by_id(slot).is_some_and(|slot| slot.client_id() == client_id)
     }
 
+    /// What a member has not acknowledged, as far as this node knows: what waits for it, or is in
+    /// flight, and what it gets of this batch. `None`: another node has it.
+    fn load(&self, member: SlotId, runs: &Runs) -> Option<u64> {
+        let slot = self.slots.by_id(member)?;
+        let (view, of_batch) = (slot.view(), runs.copies_of(member) as u64);
+        let outbox = view.outbox?;
+        let waits = match view.persistent {
+            true => self.queues.depth(&QueueKey::of(slot.client_id(), view.application)),
+            false => u64::from(outbox.in_flight()),
+        };
+        Some(waits + of_batch)
+    }
+
     fn standing(
         &self,
         member: &Subscriber<SlotId, Entry>,
@@ -180,6 +226,9 @@ impl Parts {
         match view.outbox {
             _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
             Some(outbox) if outbox.is_writable() => Standing::Usable,
+            Some(_) if view.application && self.subscriptions.shares().app_leaves() => {
+                Standing::Away { keeps }
+            }
             Some(_) => Standing::Congested { keeps },
             None if self.is_connected_elsewhere(member.key) => Standing::Usable,
             None => Standing::Away { keeps },

@@ -29,6 +29,7 @@ mod rooms;
 mod rows;
 mod runs;
 mod shared_group;
+mod shares;
 mod slab;
 mod subscribers;
 mod subscriptions;
@@ -41,18 +42,23 @@ pub use here::Here;
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
 pub use limits::Limits;
-pub use moves::{Lender, Returning, Shares};
+pub use moves::{GroupQueues, Lender, Returning};
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
 pub use rooms::Rooms;
 pub use rows::{SubscriptionRow, decode_row, encode_row};
-pub use shared_group::{Group, GroupId, Groups, Joined, Left, Pick, Standing, Turn};
+pub use shared_group::{
+    Choice, Group, GroupId, Groups, Joined, Left, Pick, Policy, Standing, Turn, rendezvous,
+};
+pub use shares::{Share, Shares};
 pub use subscribers::Subscriber;
 pub use subscriptions::{Entry, Subscriptions};
 pub use trie::Trie;
 
 #[cfg(test)]
 mod dispatcher_tests;
+#[cfg(test)]
+mod policy_tests;
 #[cfg(test)]
 mod retained_tests;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::assign::Assignment;
 use super::decisions::{Decisions, is_nobody};
 use super::dispatcher::Parts;
 use super::hand_over::Queued;
-use crate::delivery::{Outgoing, Share, Slot, SlotView, Toll};
+use crate::delivery::{GroupCopy, Outgoing, Slot, SlotView, Toll};
 use crate::storage::{
     Batch, DirectCopy, LogBatch, LogItem, MessageRef, Origin, Position, Purse, QueueAppend,
     QueueEntry, QueueKey, Source, SourceId, StorageError, Taken,
@@ -83,7 +83,9 @@ impl Parts {
             }
             let incarnation = match to {
                 QueueKey::Group(filter) => self.rooms.passed(filter, *position),
-                QueueKey::Client(_) | QueueKey::Application(_) => *incarnation,
+                QueueKey::Client(_) | QueueKey::Application(_) | QueueKey::Shared(_) => {
+                    *incarnation
+                }
             };
             let slot = self.slot_of(to);
             let append = QueueAppend { queue: to.clone(), incarnation, entries };
@@ -150,7 +152,7 @@ impl Parts {
                 delivery: entry.delivery,
                 subscription_ids: &entry.subscription_ids,
                 paid: true,
-                share: entry.group.map(|group| Share { group, waited }),
+                share: entry.group.map(|group| GroupCopy { group, waited }),
             });
             let mut purse = Purse::UNLIMITED;
             let outgoing_rate = self.outgoing_rate(there);

@@ -139,6 +139,12 @@ impl Runs {
         self.copies
     }
 
+    /// Copies of one recipient so far.
+    pub(super) fn copies_of(&self, slot: SlotId) -> usize {
+        let place = self.place.get(slot.0 as usize).copied().unwrap_or(0) as usize;
+        place.checked_sub(1).map_or(0, |run| self.runs[run].copies.len())
+    }
+
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Run> {
         self.runs[..self.used].iter()
     }

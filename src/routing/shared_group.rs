@@ -5,8 +5,9 @@
 //! it would hold a client's (`Trie<GroupId, ()>`), and the members live here.
 //!
 //! **Who gets a message** (SHR-1, SHR-2), decided by [`Group::pick`] from what the caller says of
-//! each member: if any member is usable, the next connected member in turn; it may be a congested
-//! one, whose own rules then apply (its queue keeps the copy, or the copy is dropped and counted).
+//! each member: if any member is usable, the next connected member in turn, or the one that the
+//! group's [`Choice`] prefers; it may be a congested one, whose own rules then apply (its queue
+//! keeps the copy, or the copy is dropped and counted).
 //! If nobody is usable, nothing is lost silently: a member whose own queue keeps the message takes
 //! it, connected members before absent ones, in turn. Only if there is no such member either is
 //! the message dropped, and the caller counts it.
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ahash::RandomState;
 use hashbrown::HashTable;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::id_table::IdTable;
 use super::slab::Slab;
@@ -49,6 +50,83 @@ pub enum Turn {
     NextConnected,
     /// Non-writable local members are passed over.
     NextUsable,
+}
+
+/// `mqtt.shared-subscriptions.processing-type`, or the group's own: which of the members that may
+/// get a message does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    #[default]
+    RoundRobin,
+    /// One member as long as it is usable, then the next.
+    Sticky,
+    /// By the publisher's client id: one publisher's messages go to one member.
+    HashClient,
+    /// By the topic.
+    HashTopic,
+    /// Who has the fewest messages that it has not acknowledged.
+    LeastInflight,
+}
+
+impl Policy {
+    /// All of them, under their names.
+    pub const NAMES: [(&'static str, Policy); 5] = [
+        ("ROUND_ROBIN", Policy::RoundRobin),
+        ("STICKY", Policy::Sticky),
+        ("HASH_CLIENT", Policy::HashClient),
+        ("HASH_TOPIC", Policy::HashTopic),
+        ("LEAST_INFLIGHT", Policy::LeastInflight),
+    ];
+
+    pub fn name(self) -> &'static str {
+        let named = Self::NAMES.iter().find(|(_, policy)| *policy == self);
+        named.map_or("", |(name, _)| name)
+    }
+
+    /// The policy of a name, in capitals or not, with dashes or underscores.
+    pub fn parse(text: &str) -> Option<Self> {
+        let wanted = text.trim().to_ascii_uppercase().replace('-', "_");
+        Self::NAMES.into_iter().find(|(name, _)| *name == wanted).map(|(_, policy)| policy)
+    }
+}
+
+/// A policy, with what it asks of members.
+pub enum Choice<'a, K, E> {
+    Turn,
+    Sticky,
+    /// The member with the highest score; equals take turns. With a hash of member and key, a
+    /// member that comes or goes moves its own part of the keys and no other (rendezvous).
+    Highest(&'a dyn Fn(&Subscriber<K, E>) -> u64),
+    /// The member with the least load; equals take turns. Whose load is not known here counts as
+    /// the least loaded of the others: it is neither starved nor given everything.
+    Least(&'a dyn Fn(&Subscriber<K, E>) -> Option<u64>),
+}
+
+impl<K, E> std::fmt::Debug for Choice<'_, K, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Choice::Turn => "Turn",
+            Choice::Sticky => "Sticky",
+            Choice::Highest(_) => "Highest",
+            Choice::Least(_) => "Least",
+        })
+    }
+}
+
+/// The score by which rendezvous chooses a member for a key.
+pub fn rendezvous(member: &str, key: &str) -> u64 {
+    xxh3_64_with_seed(member.as_bytes(), xxh3_64(key.as_bytes()))
+}
+
+/// The best of those that stand alike: of equals the first that was met.
+struct Best<'a, K, E>(Option<(u64, usize, &'a Subscriber<K, E>)>);
+
+impl<'a, K, E> Best<'a, K, E> {
+    fn meet(&mut self, score: u64, place: usize, member: &'a Subscriber<K, E>) {
+        if self.0.is_none_or(|(best, ..)| score > best) {
+            self.0 = Some((score, place, member));
+        }
+    }
 }
 
 /// Who gets the message.
@@ -118,39 +196,60 @@ impl<K: Eq + Hash, E> Group<K, E> {
         self.members().any(|member| member.key == key)
     }
 
-    /// Chooses who gets one message, and moves the turn behind the chosen one. Asks `standing`
-    /// until the first usable member, of all members if there is none.
+    /// Chooses who gets one message, and moves the turn behind the chosen one. Where the turn
+    /// decides, it asks `standing` until the first usable member; else, and if there is none, it
+    /// asks all members.
     pub fn pick(
         &self,
         turn: Turn,
+        choice: &Choice<'_, K, E>,
         standing: impl Fn(&Subscriber<K, E>) -> Standing,
     ) -> Pick<'_, K, E> {
+        let least = match choice {
+            Choice::Least(load) => self.members().filter_map(load).min().unwrap_or(0),
+            Choice::Turn | Choice::Sticky | Choice::Highest(_) => 0,
+        };
+        let score = |member: &Subscriber<K, E>| match choice {
+            Choice::Turn | Choice::Sticky => 0,
+            Choice::Highest(score) => score(member),
+            Choice::Least(load) => u64::MAX - load(member).unwrap_or(least),
+        };
+        let first_will_do = matches!(choice, Choice::Turn | Choice::Sticky);
         let start = self.next.load(Ordering::Relaxed);
-        let (mut connected, mut queued, mut parked) = (None, None, None);
+        let (mut usable, mut connected) = (Best(None), Best(None));
+        let (mut queued, mut parked) = (Best(None), Best(None));
         let later = start.min(self.slots.len())..self.slots.len();
         for place in later.chain(0..start.min(self.slots.len())) {
             let Some(member) = &self.slots[place] else { continue };
-            match standing(member) {
+            let (standing, score) = (standing(member), score(member));
+            match standing {
                 Standing::Usable => {
-                    let chosen = match turn {
-                        Turn::NextConnected => connected.unwrap_or((place, member)),
-                        Turn::NextUsable => (place, member),
-                    };
-                    self.next.store(chosen.0 + 1, Ordering::Relaxed);
-                    return Pick::Deliver(chosen.1);
+                    usable.meet(score, place, member);
+                    connected.meet(score, place, member);
+                    if first_will_do {
+                        break;
+                    }
                 }
                 Standing::Congested { keeps } => {
-                    connected = connected.or(Some((place, member)));
-                    queued = queued.or(keeps.then_some((place, member)));
+                    connected.meet(score, place, member);
+                    if keeps {
+                        queued.meet(score, place, member);
+                    }
                 }
-                Standing::Away { keeps } => {
-                    parked = parked.or(keeps.then_some((place, member)));
-                }
+                Standing::Away { keeps: true } => parked.meet(score, place, member),
+                Standing::Away { keeps: false } => {}
             }
         }
-        let Some((place, member)) = queued.or(parked) else { return Pick::Nobody };
-        self.next.store(place + 1, Ordering::Relaxed);
-        Pick::Keep(member)
+        let sticky = matches!(choice, Choice::Sticky);
+        let is_any = usable.0.is_some();
+        let chosen = match (is_any, turn) {
+            (true, Turn::NextConnected) if !sticky => connected.0,
+            (true, Turn::NextConnected | Turn::NextUsable) => usable.0,
+            (false, _) => queued.0.or(parked.0),
+        };
+        let Some((_, place, member)) = chosen else { return Pick::Nobody };
+        self.next.store(if sticky { place } else { place + 1 }, Ordering::Relaxed);
+        if is_any { Pick::Deliver(member) } else { Pick::Keep(member) }
     }
 
     fn place(&self, key: &K, hasher: &RandomState) -> Option<usize> {

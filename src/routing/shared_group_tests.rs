@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::index::SubscriptionIndex;
-use super::shared_group::{Groups, Pick, Standing, Turn};
+use super::shared_group::{Choice, Groups, Pick, Standing, Turn};
 use crate::mqtt::{self, TopicFilter};
 
 const AWAY: Standing = Standing::Away { keeps: false };
@@ -33,9 +33,11 @@ impl Arena {
     fn picks<const N: usize>(&self, turn: Turn) -> [Option<usize>; N] {
         let group = self.groups.get(self.groups.find("$share/g/t").expect("it exists"));
         let group = group.expect("it lives");
-        std::array::from_fn(|_| match group.pick(turn, |member| self.standings[member.key]) {
-            Pick::Deliver(member) | Pick::Keep(member) => Some(member.key),
-            Pick::Nobody => None,
+        std::array::from_fn(|_| {
+            match group.pick(turn, &Choice::Turn, |member| self.standings[member.key]) {
+                Pick::Deliver(member) | Pick::Keep(member) => Some(member.key),
+                Pick::Nobody => None,
+            }
         })
     }
 
@@ -127,7 +129,7 @@ fn a_round_serves_everyone_once_in_joining_order() {
     assert_eq!(group.members().map(|member| member.key).collect::<Vec<_>>(), order);
     let mut round: Vec<usize> = Vec::new();
     for _ in 0..order.len() {
-        match group.pick(Turn::NextConnected, |_| Standing::Usable) {
+        match group.pick(Turn::NextConnected, &Choice::Turn, |_| Standing::Usable) {
             Pick::Deliver(member) => round.push(member.key),
             Pick::Keep(_) | Pick::Nobody => panic!("everyone is usable"),
         }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
+use super::Shares;
 use super::SubscriptionIndex;
 use super::rows::SubscriptionRow;
 use crate::delivery::{SlotId, Slots};
@@ -31,6 +32,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Subscriptions {
     pub(super) slots: Arc<Slots>,
+    shares: Arc<Shares>,
     inner: RwLock<Inner>,
     pub(super) version: AtomicU64,
 }
@@ -59,7 +61,17 @@ struct Change {
 
 impl Subscriptions {
     pub fn new(slots: Arc<Slots>) -> Self {
-        Self { slots, inner: RwLock::default(), version: AtomicU64::new(0) }
+        Self { slots, shares: Arc::default(), inner: RwLock::default(), version: AtomicU64::new(0) }
+    }
+
+    /// With what is settled about shared ones.
+    #[must_use]
+    pub fn with_shares(self, shares: Arc<Shares>) -> Self {
+        Self { shares, ..self }
+    }
+
+    pub fn shares(&self) -> &Arc<Shares> {
+        &self.shares
     }
 
     /// For matching: held for one batch.
@@ -105,6 +117,16 @@ impl Subscriptions {
     /// The session's filters.
     pub fn filters(&self, slot: SlotId) -> Vec<TopicFilter> {
         self.inner.read().filters.get(&slot).cloned().unwrap_or_default()
+    }
+
+    /// The shared groups, each with its members in the order in which they joined: a copy.
+    pub fn groups(&self) -> Vec<(TopicFilter, Vec<(SlotId, Entry)>)> {
+        let inner = self.inner.read();
+        let members = |group: &super::Group<SlotId, Entry>| {
+            let members = group.members().map(|member| (member.key, member.entry)).collect();
+            (group.filter().clone(), members)
+        };
+        inner.index.groups().iter().map(members).collect()
     }
 
     pub fn len(&self) -> usize {

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{Mutex, Notify};
 
 pub use accounts::{Account, Role, Tokens};
@@ -60,7 +61,9 @@ use service::Judge;
 use store::Credentials;
 use unauthorized::Unauthorized;
 
-use crate::storage::{ChangeLog, Durability, StorageError, Table, Unwatched};
+use crate::storage::{
+    ChangeLog, Durability, Follower, Position, Row, StorageError, Table, Unwatched,
+};
 use crate::telemetry::clock;
 
 /// How often ended blocks and old refusals are cleared away (TBMQ clears blocks every 5 minutes).
@@ -90,6 +93,16 @@ pub struct Security {
 impl std::fmt::Debug for Security {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Security").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// The followers of the settings table.
+struct Both(Arc<Accounts>, Arc<dyn Follower>);
+
+impl Follower for Both {
+    fn apply(&self, position: Position, row: &Row) {
+        self.0.apply(position, row);
+        self.1.apply(position, row);
     }
 }
 
@@ -143,8 +156,9 @@ impl Security {
         }))
     }
 
-    /// Takes up what is stored, before a listener opens. Blocks on the medium.
-    pub fn load(&self) -> Result<(), StorageError> {
+    /// Takes up what is stored, before a listener opens. Blocks on the medium. `others`: who else
+    /// has rows in the settings table.
+    pub fn load(&self, others: Arc<dyn Follower>) -> Result<(), StorageError> {
         let mut fault = Ok(());
         let mut note = |result: Result<(), StorageError>| {
             if fault.is_ok() {
@@ -155,13 +169,17 @@ impl Security {
             note(self.credentials.load(value));
         })?;
         self.tables.load(Table::Blocked, &mut |_, _, value| note(self.blocked.load(value)))?;
-        self.tables.load(Table::Settings, &mut |_, key, value| {
+        self.tables.load(Table::Settings, &mut |position, key, value| {
             note(self.accounts.set(key, Some(value)));
+            let [key, value] = [key, value].map(Bytes::copy_from_slice);
+            let row = Row { table: Table::Settings, key, value: Some(value) };
+            others.apply(position, &row);
         })?;
         fault?;
         self.tables.follow(Table::Credentials, Arc::clone(&self.credentials) as _);
         self.tables.follow(Table::Blocked, Arc::clone(&self.blocked) as _);
-        self.tables.follow(Table::Settings, Arc::clone(&self.accounts) as _);
+        let both = Both(Arc::clone(&self.accounts), others);
+        self.tables.follow(Table::Settings, Arc::new(both));
         Ok(())
     }
 

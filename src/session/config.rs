@@ -33,6 +33,12 @@ pub struct Config {
     pub topic_alias_max: u16,
     /// May a client subscribe to `#`?
     pub allow_root_wildcard: bool,
+    /// May clients share subscriptions? `false`: CONNACK says so, and a v5 client that tries is
+    /// disconnected with 0x9E (v3: 0x80 in its SUBACK).
+    pub shared_subscriptions: bool,
+    /// May an APPLICATION client share a subscription that has no entity? `false`: 0x8F (v3: 0x80)
+    /// in its SUBACK.
+    pub app_shares_without_entity: bool,
     /// Subscriptions a client may have; `None`: no limit. More: 0x97 in its SUBACK.
     pub max_subscriptions_per_client: Option<usize>,
     /// Sessions, connected or not; `None`: no limit. More: CONNACK 0x97 (v3: 3).

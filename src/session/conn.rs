@@ -15,7 +15,7 @@ use crate::codec::{DecodeError, Disconnect};
 use crate::delivery::{self, Outbox, Owner, Socket};
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::security::Grant;
-use crate::telemetry::{clock, metrics, task};
+use crate::telemetry::{Counted, clock, metrics, task};
 
 /// Why a connection ends, and who ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,20 +98,23 @@ pub(super) struct Conn {
     ended: Notify,
 }
 
-/// One persistent APPLICATION client that is connected.
+/// One persistent APPLICATION client that is connected, and in how many groups it is.
 #[derive(Debug)]
-pub(super) struct Processor(());
+pub(super) struct Processor {
+    _connected: Counted,
+    groups: Mutex<Vec<Counted>>,
+}
 
 impl Processor {
     fn begin() -> Self {
-        metrics::ACTIVE_APP_PROCESSORS.inc();
-        Self(())
+        let _connected = Counted::one(&metrics::ACTIVE_APP_PROCESSORS);
+        Self { _connected, groups: Mutex::default() }
     }
-}
 
-impl Drop for Processor {
-    fn drop(&mut self) {
-        metrics::ACTIVE_APP_PROCESSORS.dec();
+    /// It is in so many shared groups now.
+    pub(super) fn set_groups(&self, groups: usize) {
+        let one = || Counted::one(&metrics::ACTIVE_SHARED_APP_PROCESSORS);
+        self.groups.lock().resize_with(groups, one);
     }
 }
 

@@ -8,13 +8,14 @@ use tokio::sync::Notify;
 
 use super::Config;
 use super::budget::Budget;
+use super::conn::Conn;
 use super::directory::Directory;
+use super::groups::Members;
 use super::places::Places;
 use super::registry::Registry;
-use super::shares::Members;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
-use crate::routing::{Judge, Limits, Progress, RetainedTable, Shares, Subscriptions};
+use crate::routing::{GroupQueues, Judge, Limits, Progress, RetainedTable, Subscriptions};
 use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, Peers, PublishLog};
 
@@ -37,7 +38,7 @@ pub struct Handles {
     /// The other nodes, where there are several.
     pub peers: Option<Arc<Peers>>,
     /// What waits for shared groups.
-    pub shares: Shares,
+    pub groups: GroupQueues,
 }
 
 impl std::fmt::Debug for Handles {
@@ -103,6 +104,14 @@ impl Context {
             trouble: Mutex::new(None),
             handles,
         })
+    }
+
+    /// Says in how many shared groups an APPLICATION client is.
+    pub(super) fn tell_groups(&self, conn: &Conn) {
+        let Some(processor) = &conn.application else { return };
+        let slot = self.slots.by_client(conn.client_id.as_str());
+        let filters = slot.map(|slot| self.subscriptions.filters(slot.id())).unwrap_or_default();
+        processor.set_groups(filters.iter().filter(|filter| filter.is_shared()).count());
     }
 
     /// A number above every epoch and incarnation so far, also those of earlier runs: the log's

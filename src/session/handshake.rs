@@ -47,6 +47,7 @@ pub(super) async fn connect(
         topic_alias_maximum: Some(context.config.topic_alias_max).filter(|max| *max > 0),
         server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
         response_information: response_information(context, &connect),
+        shared_subscription_available: (!context.config.shared_subscriptions).then_some(false),
         authentication_method: method.clone(),
         authentication_data: data,
         ..ConnackProperties::default()

@@ -17,6 +17,7 @@ mod connection;
 mod context;
 mod directory;
 mod edges;
+mod groups;
 mod handshake;
 mod inbound;
 mod lifecycle;
@@ -49,6 +50,7 @@ use directory::Directory;
 pub use inbound::{Gate, Ruling};
 use loading::load_beside;
 pub use overview::{SessionView, SubscriptionView};
+pub use shares::{GroupView, MemberView, ShareDraft, ShareError};
 
 use crate::mqtt::{ClientId, ReasonCode};
 use crate::routing::Subscriptions;

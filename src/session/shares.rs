@@ -1,218 +1,210 @@
-//! Shared groups as their members' sessions see them: one task that hands out what waits for
-//! groups, and what a session gives back when its client goes or it ends (docs/decisions/010).
+//! What administration sees of shared groups, and the entities that it makes for them.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::time::Instant;
+use super::Sessions;
+use crate::mqtt::{ClientId, TopicFilter};
+use crate::routing::{Policy, Share};
+use crate::security::ClientType;
+use crate::storage::{AppendOutcome, Durability, QueueKey, Row, once};
+use crate::telemetry::clock;
 
-use super::conn::Conn;
-use super::context::Context;
-use super::lifecycle;
-use super::registry::Session;
-use super::rows::SessionRow;
-use crate::mqtt::ClientId;
-use crate::routing::{Lender, Returning};
-use crate::storage::{QueueKey, StorageError};
-use crate::telemetry::{clock, task};
+/// Of a name and a filter, bytes. A filter in a packet can't be longer.
+const NAME_BYTES: usize = 255;
+/// More than a topic of Kafka should have.
+const PARTITIONS: u64 = 1000;
 
-/// Between two looks while something waits and nothing moves: what members acknowledge wakes
-/// nobody.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(80);
-const AT_ONCE: Duration = Duration::from_millis(2);
-/// Between two looks for rooms that nobody needs any more.
-const IDLE: Duration = Duration::from_secs(1);
-/// Between two tries while storage refuses.
-const RETRY: Duration = Duration::from_millis(500);
-
-/// Members that may have something of their groups. Bounded by the number of sessions.
-#[derive(Debug, Default)]
-pub(super) struct Members {
-    /// Their clients are away.
-    away: Mutex<BTreeSet<ClientId>>,
-    /// They have left a group, and may still have copies of it.
-    left: Mutex<BTreeSet<ClientId>>,
+/// An entity, as it is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct ShareDraft {
+    /// Of the one that is to be changed; none for a new one.
+    pub id: Option<String>,
+    pub name: String,
+    pub filter: String,
+    pub partitions: Option<u64>,
+    /// A policy's name; none: as it is set for all.
+    pub policy: Option<String>,
 }
 
-/// How a look went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Round {
-    /// Something moved, and more may.
-    Moved,
-    /// Somebody is there, and has its hands full.
-    Full,
-    /// Nothing waits that anybody could take.
-    Quiet,
+/// Why an entity is not made, changed or deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    #[error("there is no such shared subscription")]
+    NotFound,
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    Conflict(String),
+    #[error("storage refuses")]
+    Storage,
 }
 
-/// Hands out what waits, until the task is aborted.
-pub(super) async fn run(context: Arc<Context>) {
-    context.members.away.lock().extend(context.shares.away_members());
-    let (mut pause, mut ended) = (LOOK_AGAIN, Instant::now());
-    loop {
-        let wait = match round(&context).await {
-            Ok(Round::Moved) => {
-                pause = LOOK_AGAIN;
-                tokio::task::yield_now().await;
-                continue;
+/// One member of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberView {
+    pub client_id: ClientId,
+    /// To this node or another one.
+    pub connected: bool,
+    pub client_type: ClientType,
+    pub qos: u8,
+}
+
+/// One shared group, at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupView {
+    /// The whole filter, `$share/…` included.
+    pub filter: TopicFilter,
+    pub policy: Policy,
+    pub entity: Option<Arc<Share>>,
+    pub members: Vec<MemberView>,
+    /// Messages that wait for the members, as far as this node knows.
+    pub waiting: u64,
+}
+
+impl GroupView {
+    /// Whether APPLICATION clients are in it.
+    pub fn is_application(&self) -> bool {
+        self.members.iter().any(|member| member.client_type == ClientType::Application)
+    }
+}
+
+fn invalid<T>(text: impl Into<String>) -> Result<T, ShareError> {
+    Err(ShareError::Invalid(text.into()))
+}
+
+impl ShareDraft {
+    fn checked(&self) -> Result<Share, ShareError> {
+        let name = self.name.trim();
+        if name.is_empty() || name.len() > NAME_BYTES {
+            return invalid(format!("name must have 1 to {NAME_BYTES} bytes"));
+        }
+        let filter = match TopicFilter::new(&self.filter) {
+            Ok(filter) => filter,
+            Err(fault) => return invalid(format!("topicFilter: {fault}")),
+        };
+        let partitions = self.partitions.unwrap_or(1);
+        if !(1..=PARTITIONS).contains(&partitions) {
+            return invalid(format!("partitions must be 1 to {PARTITIONS}"));
+        }
+        let policy = match self.policy.as_deref() {
+            None | Some("") => None,
+            Some(text) => match Policy::parse(text) {
+                Some(policy) => Some(policy),
+                None => {
+                    let names = Policy::NAMES.map(|(name, _)| name).join(", ");
+                    return invalid(format!("processingType must be one of {names}"));
+                }
+            },
+        };
+        Ok(Share {
+            id: Share::id_of(&filter),
+            name: name.to_owned(),
+            filter,
+            partitions: partitions as u32,
+            policy,
+            created_ms: clock::wall_ms(),
+        })
+    }
+}
+
+impl Sessions {
+    /// The entities, in no order.
+    pub fn shares(&self) -> Vec<Arc<Share>> {
+        self.context.subscriptions.shares().all()
+    }
+
+    pub fn share(&self, id: &str) -> Option<Arc<Share>> {
+        self.context.subscriptions.shares().get(id)
+    }
+
+    /// Makes an entity, or changes one: its name and policy. It acts on the next message.
+    pub async fn save_share(&self, draft: ShareDraft) -> Result<Arc<Share>, ShareError> {
+        let shares = self.context.subscriptions.shares();
+        let _turn = shares.writes.lock().await;
+        let mut share = draft.checked()?;
+        let there = shares.get(&share.id);
+        if let Some(id) = draft.id.as_deref().filter(|id| !id.is_empty()) {
+            let old = shares.get(id).ok_or(ShareError::NotFound)?;
+            if old.filter != share.filter {
+                return invalid("topicFilter is fixed when a shared subscription is made");
             }
-            Ok(Round::Full) => pause,
-            Ok(Round::Quiet) => IDLE,
-            Err(error) => {
-                tracing::debug!(%error, "what waits for groups goes on waiting");
-                RETRY
+            if draft.partitions.is_some_and(|asked| asked != u64::from(old.partitions)) {
+                let text = format!(
+                    "partitions are fixed when a shared subscription is made: it has {}",
+                    old.partitions
+                );
+                return invalid(text);
+            }
+            (share.partitions, share.created_ms) = (old.partitions, old.created_ms);
+        } else if let Some(there) = there {
+            let text = format!("there is a shared subscription of this topicFilter: {}", there.id);
+            return Err(ShareError::Conflict(text));
+        }
+        self.put_share(share.row()).await?;
+        shares.get(&share.id).ok_or(ShareError::Storage)
+    }
+
+    /// Deletes an entity that no group is about.
+    pub async fn delete_share(&self, id: &str) -> Result<(), ShareError> {
+        let shares = self.context.subscriptions.shares();
+        let _turn = shares.writes.lock().await;
+        let share = shares.get(id).ok_or(ShareError::NotFound)?;
+        let groups = self.context.subscriptions.groups();
+        let members: usize = groups
+            .iter()
+            .filter(|(filter, _)| share.is_of(filter))
+            .map(|(_, members)| members.len())
+            .sum();
+        if members > 0 {
+            let text = format!("{members} subscriptions rest on it: end them first");
+            return Err(ShareError::Conflict(text));
+        }
+        self.put_share(Share::tombstone(id)).await
+    }
+
+    async fn put_share(&self, row: Row) -> Result<(), ShareError> {
+        let (sink, mut settled) = once();
+        self.context.tables.put(vec![row], Durability::Durable, sink, 0);
+        let wait = tokio::time::timeout(self.context.config.append_timeout, settled.outcome());
+        match wait.await {
+            Ok(AppendOutcome::Stored(_)) => Ok(()),
+            Ok(AppendOutcome::NotStored | AppendOutcome::InDoubt) | Err(_) => {
+                Err(ShareError::Storage)
+            }
+        }
+    }
+
+    /// The shared groups of the cluster, with their members and what waits for them.
+    pub fn groups(&self) -> Vec<GroupView> {
+        let context = &self.context;
+        let shares = context.subscriptions.shares();
+        let groups = context.subscriptions.groups().into_iter();
+        let view = |(filter, members): (TopicFilter, Vec<_>)| {
+            let member = |(slot, entry): (_, crate::routing::Entry)| {
+                let slot = context.slots.by_id(slot)?;
+                let (view, qos) = (slot.view(), entry.options.qos.bits());
+                let client_type = match view.application {
+                    true => ClientType::Application,
+                    false => ClientType::Device,
+                };
+                let connected = view.outbox.is_some() || slot.is_connected_elsewhere();
+                Some(MemberView {
+                    client_id: slot.client_id().clone(),
+                    connected,
+                    client_type,
+                    qos,
+                })
+            };
+            let name: Arc<str> = Arc::from(filter.as_str());
+            let rooms = [QueueKey::Group(Arc::clone(&name)), QueueKey::Shared(name)];
+            GroupView {
+                policy: shares.policy(&filter),
+                entity: shares.of(&filter),
+                members: members.into_iter().filter_map(member).collect(),
+                waiting: rooms.iter().map(|room| context.queues.depth(room)).sum(),
+                filter,
             }
         };
-        if ended.elapsed() >= IDLE {
-            context.shares.end_rooms().await;
-            ended = Instant::now();
-        }
-        tokio::select! {
-            biased;
-            () = context.shares.woken() => {
-                // Many come at once, now and then.
-                tokio::time::sleep(AT_ONCE).await;
-                pause = LOOK_AGAIN;
-            }
-            () = tokio::time::sleep(wait) => pause = (pause * 2).min(LOOK_AGAIN_AT_MOST),
-        }
+        groups.map(view).collect()
     }
-}
-
-/// What older messages are in goes first: the queues of members that are away, then rooms.
-async fn round(context: &Arc<Context>) -> Result<Round, StorageError> {
-    let (mut known, mut full) = (HashMap::new(), false);
-    let away: Vec<ClientId> = context.members.away.lock().iter().cloned().collect();
-    for client_id in away {
-        let left = context.members.left.lock().contains(&client_id);
-        if left {
-            // The dispatcher is to know of it, too.
-            context.progress.reached(context.log.end(0).offset).await;
-        }
-        let takers = context.shares.takers(&client_id, &mut known);
-        full |= takers == Some(false);
-        if !left && takers != Some(true) {
-            continue;
-        }
-        if take_back(context, &client_id).await? {
-            context.members.away.lock().remove(&client_id);
-            context.members.left.lock().remove(&client_id);
-        } else {
-            full = true;
-        }
-    }
-    Ok(match context.shares.empty_rooms().await? {
-        Some(true) => Round::Moved,
-        Some(false) => Round::Full,
-        None if full => Round::Full,
-        None => Round::Quiet,
-    })
-}
-
-/// `true` when nothing is left with the member, or it is not ours to take.
-async fn take_back(context: &Arc<Context>, client_id: &ClientId) -> Result<bool, StorageError> {
-    let mut locked = context.registry.lock(client_id).await;
-    let Some(session) = locked.session().as_ref().filter(|session| session.live.is_none()) else {
-        return Ok(true);
-    };
-    let lender = lender(client_id, session, false);
-    match context.shares.give_back(&lender).await {
-        Err(StorageError::Fenced) => Ok(true),
-        given => given,
-    }
-}
-
-fn lender(client_id: &ClientId, session: &Session, over: bool) -> Lender {
-    let (incarnation, epoch) = (session.incarnation, session.epoch);
-    Lender { queue: session.queue(client_id), incarnation, epoch, over }
-}
-
-fn is_member(context: &Context, client_id: &ClientId) -> bool {
-    let Some(slot) = context.slots.by_client(client_id.as_str()) else { return false };
-    context.subscriptions.filters(slot.id()).iter().any(|filter| filter.is_shared())
-        || context.members.left.lock().contains(client_id)
-}
-
-/// What a connection without a queue has of groups and leaves unacknowledged.
-pub(super) fn returning(context: &Context, conn: &Conn) -> Option<Returning> {
-    let left = conn.outbox.give_back();
-    let some = !left.is_empty();
-    some.then(|| context.shares.returning(&conn.client_id, conn.epoch, &left))
-}
-
-/// A persistent session's client has gone.
-pub(super) fn went(context: &Context, client_id: &ClientId) {
-    if is_member(context, client_id) {
-        context.members.away.lock().insert(client_id.clone());
-        context.shares.wake();
-    }
-}
-
-/// The session is a member no more of some group.
-pub(super) fn left_group(context: &Context, client_id: &ClientId) {
-    context.members.left.lock().insert(client_id.clone());
-}
-
-/// Whether a session that ends has to give something back before.
-pub(super) fn owes(context: &Context, client_id: &ClientId, session: &Session) -> bool {
-    // Where several nodes have queues, only who opens one knows what is in it.
-    let may = context.directory.is_some() || context.queues.depth(&session.queue(client_id)) > 0;
-    may && !session.released && is_member(context, client_id)
-}
-
-/// A session that is over gives back before it ends; then it is looked at again.
-pub(super) fn retire(context: &Arc<Context>, client_id: &ClientId) {
-    let (context, client_id) = (Arc::clone(context), client_id.clone());
-    task::spawn("end of a member", async move {
-        let mut locked = context.registry.lock(&client_id).await;
-        let Some(session) = locked.session() else { return };
-        let over = session.expires_at_ms().is_some_and(|end_ms| end_ms <= clock::wall_ms());
-        if session.live.is_some() || session.released || !over {
-            return;
-        }
-        release(&context, &client_id, session).await;
-        lifecycle::look(&context, &client_id, &mut locked, false);
-    });
-}
-
-/// The same for a session that a claim of another one has ended, on whatever node it was.
-pub(super) async fn inherit(
-    context: &Context,
-    client_id: &ClientId,
-    ended: &SessionRow,
-    epoch: u64,
-) {
-    if ended.expiry_s > 0 {
-        let queue = QueueKey::of(client_id, ended.is_application());
-        let incarnation = ended.incarnation;
-        give_all_back(context, Lender { queue, incarnation, epoch, over: true }).await;
-    }
-}
-
-/// Gives back what a session has of groups, which is about to end. Nobody reads its queue.
-pub(super) async fn release(context: &Context, client_id: &ClientId, session: &mut Session) {
-    give_all_back(context, lender(client_id, session, true)).await;
-    context.members.away.lock().remove(client_id);
-    context.members.left.lock().remove(client_id);
-    session.released = true;
-}
-
-async fn give_all_back(context: &Context, lender: Lender) {
-    // What was on its way to it when its client went: decided first, then put into its queue.
-    for _ in 0..2 {
-        context.progress.queued(context.log.end(0).offset).await;
-    }
-    loop {
-        match context.shares.give_back(&lender).await {
-            Ok(_) | Err(StorageError::Fenced) => break,
-            Err(error) => {
-                tracing::warn!(queue = %lender.queue, %error, "a member can't give back yet");
-                tokio::time::sleep(RETRY).await;
-            }
-        }
-    }
-    context.shares.departed(lender.queue, lender.incarnation);
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::conn::Conn;
 use super::context::Context;
+use super::groups;
 use super::retained_replay::{Owed, Wanted};
-use super::shares;
 use crate::codec::{
     DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe,
 };
@@ -21,6 +21,10 @@ use crate::telemetry::metrics;
 const TOO_MANY_FILTERS: DecodeError =
     DecodeError::protocol("more filters in one packet than this server takes")
         .with_reason(ReasonCode::QuotaExceeded);
+
+/// SHR-14
+const NO_SHARES: DecodeError = DecodeError::protocol("shared subscriptions are switched off")
+    .with_reason(ReasonCode::SharedSubscriptionsNotSupported);
 
 /// The session's side of both packets.
 pub(super) struct Subscriber<'a> {
@@ -47,6 +51,11 @@ impl Subscriber<'_> {
         if packet.filters.len() > FILTERS_PER_PACKET {
             return Err(TOO_MANY_FILTERS);
         }
+        let mut filters = packet.filters.iter().filter_map(|asked| asked.filter.as_ref().ok());
+        let is_v5 = self.version == ProtocolVersion::V5;
+        if is_v5 && !self.context.config.shared_subscriptions && filters.any(|f| f.is_shared()) {
+            return Err(NO_SHARES);
+        }
         let slot = self.context.slots.ensure(self.client_id());
         let mut codes = Vec::with_capacity(packet.filters.len());
         let (mut rows, mut filters) = (Vec::new(), VecDeque::new());
@@ -69,6 +78,7 @@ impl Subscriber<'_> {
                 *code = ReasonCode::UnspecifiedError;
             }
         }
+        self.context.tell_groups(self.conn);
         let packet_id = packet.packet_id;
         if self.version != ProtocolVersion::V5 {
             codes
@@ -105,6 +115,9 @@ impl Subscriber<'_> {
         if filter.plain() == "#" && !self.context.config.allow_root_wildcard {
             return Err(ReasonCode::TopicFilterInvalid);
         }
+        if filter.is_shared() {
+            self.check_share(filter)?;
+        }
         if let Some(room) = room
             && self.context.subscriptions.get(slot.id(), filter).is_none()
         {
@@ -115,6 +128,19 @@ impl Subscriber<'_> {
             }
         }
         Ok(filter)
+    }
+
+    /// SHR-14; and TBMQ's rule for APPLICATION clients, where it is in force (SHR-4).
+    fn check_share(&self, filter: &TopicFilter) -> Result<(), ReasonCode> {
+        let config = &self.context.config;
+        if !config.shared_subscriptions {
+            return Err(ReasonCode::SharedSubscriptionsNotSupported);
+        }
+        let is_open = config.app_shares_without_entity || self.conn.application.is_none();
+        match is_open || self.context.subscriptions.shares().of(filter).is_some() {
+            true => Ok(()),
+            false => Err(ReasonCode::TopicFilterInvalid),
+        }
     }
 
     fn row(&self, asked: &SubscribeFilter, filter: &TopicFilter, slot: &Slot) -> Row {
@@ -190,13 +216,14 @@ impl Subscriber<'_> {
             });
         }
         if packet.filters.iter().flatten().any(TopicFilter::is_shared) && self.persistent {
-            shares::left_group(self.context, self.client_id());
+            groups::left_group(self.context, self.client_id());
         }
         if !rows.is_empty() && !self.put(rows).await {
             for code in codes.iter_mut().filter(|code| **code == ReasonCode::Success) {
                 *code = ReasonCode::UnspecifiedError;
             }
         }
+        self.context.tell_groups(self.conn);
         let packet_id = packet.packet_id;
         self.conn.outbox.control(&Packet::Unsuback(Unsuback {
             packet_id,

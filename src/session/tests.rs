@@ -7,9 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::{Arrival, Config, Handles, Peer, Sessions};
-use crate::delivery::{self, Slots};
+use crate::delivery;
 use crate::mqtt::{ClientId, Delivery, QoS};
-use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Shares, Subscriptions, Turn};
+use crate::routing::{self, GroupQueues, Parts};
 use crate::security::{self, Security};
 use crate::storage::once;
 use crate::storage::{
@@ -37,6 +37,8 @@ pub(super) fn config(inbound_budget_bytes: usize) -> Config {
         max_topic_segments: None,
         topic_alias_max: 0,
         allow_root_wildcard: true,
+        shared_subscriptions: true,
+        app_shares_without_entity: true,
         max_subscriptions_per_client: None,
         sessions_limit: None,
         application_clients_limit: None,
@@ -109,24 +111,7 @@ impl Node {
     ) -> Self {
         let mut stores = memory.stores();
         stores.log = wrap(stores.log);
-        let slots = Arc::new(Slots::default());
-        let parts = Parts {
-            subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
-            slots,
-            retained: Arc::new(RetainedTable::new(None, None)),
-            judge: Arc::new(Judge::default()),
-            log: Arc::clone(&stores.log),
-            queues: Arc::clone(&stores.queues),
-            progress: Arc::new(Progress::default()),
-            backlog: Arc::default(),
-            rooms: Arc::default(),
-            window: 100,
-            replayed: 0,
-            here: None,
-            limits: Arc::default(),
-            turn: Turn::NextConnected,
-            no_ids: Arc::from([]),
-        };
+        let parts = Parts::bare(&stores);
         let security = Security::new(security::Config::default(), Arc::clone(&stores.tables));
         let sessions = Sessions::new(Handles {
             config,
@@ -144,7 +129,7 @@ impl Node {
             limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
             peers: None,
-            shares: Shares::new(parts.clone()),
+            groups: GroupQueues::new(parts.clone()),
         });
         sessions.load(will_grace).expect("the store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;

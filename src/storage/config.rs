@@ -29,6 +29,8 @@ pub struct Config {
     pub device_message_ttl: Duration,
     /// What the log of an APPLICATION client keeps (APP-3).
     pub application: Retention,
+    /// What the log of an APPLICATION group keeps (SHR-4).
+    pub application_shared: Retention,
 }
 
 /// How much of a log is kept; `None`: there is no such bound. Over it the oldest messages go.
@@ -78,15 +80,21 @@ pub struct Topics {
     pub state: TopicConfig,
     /// The logs of APPLICATION clients: their names begin with this one.
     pub application: TopicConfig,
+    /// The same of APPLICATION groups.
+    pub application_shared: TopicConfig,
 }
 
-/// What an APPLICATION client's log keeps unless it is told otherwise (APP-3).
+/// What an APPLICATION client's or group's log keeps unless it is told otherwise (APP-3, SHR-4).
 const RETENTION: [(&str, &str); 2] =
     [("retention.ms", "604800000"), ("retention.bytes", "1048576000")];
 
 impl Default for Topics {
     fn default() -> Self {
         let named = |name: &str| TopicConfig { name: name.to_owned(), ..TopicConfig::default() };
+        let kept = |name: &str| TopicConfig {
+            properties: RETENTION.map(|(name, value)| (name.into(), value.into())).to_vec(),
+            ..named(name)
+        };
         Self {
             log: named("tbmq.msg.all"),
             retained: named("tbmq.msg.retained"),
@@ -96,10 +104,8 @@ impl Default for Topics {
             blocked: named("tbmq.client.blocked"),
             settings: named("tbmq.sys.settings"),
             state: named("tbmq.sys.state"),
-            application: TopicConfig {
-                properties: RETENTION.map(|(name, value)| (name.into(), value.into())).to_vec(),
-                ..named("tbmq.msg.app")
-            },
+            application: kept("tbmq.msg.app"),
+            application_shared: kept("tbmq.msg.app.shared"),
         }
     }
 }

@@ -13,6 +13,9 @@ pub enum QueueKey {
     Group(Arc<str>),
     /// A persistent APPLICATION session's log, bounded by its retention alone (APP-3).
     Application(ClientId),
+    /// The log of an APPLICATION group, bounded by its retention, too (SHR-4): what waits for its
+    /// members. The name is the group's whole filter, `$share/…` included.
+    Shared(Arc<str>),
 }
 
 impl QueueKey {
@@ -28,7 +31,7 @@ impl QueueKey {
     pub fn client(&self) -> Option<&ClientId> {
         match self {
             QueueKey::Client(id) | QueueKey::Application(id) => Some(id),
-            QueueKey::Group(_) => None,
+            QueueKey::Group(_) | QueueKey::Shared(_) => None,
         }
     }
 
@@ -36,12 +39,13 @@ impl QueueKey {
     pub fn name(&self) -> &str {
         match self {
             QueueKey::Client(id) | QueueKey::Application(id) => id.as_str(),
-            QueueKey::Group(name) => name,
+            QueueKey::Group(name) | QueueKey::Shared(name) => name,
         }
     }
 
+    /// Whether it is a log: bounded by its retention alone, and in Kafka where there is one.
     pub fn is_application(&self) -> bool {
-        matches!(self, QueueKey::Application(_))
+        matches!(self, QueueKey::Application(_) | QueueKey::Shared(_))
     }
 }
 
@@ -51,6 +55,7 @@ impl fmt::Display for QueueKey {
             QueueKey::Client(id) => write!(f, "client {id}"),
             QueueKey::Group(name) => write!(f, "group {name}"),
             QueueKey::Application(id) => write!(f, "application {id}"),
+            QueueKey::Shared(name) => write!(f, "application group {name}"),
         }
     }
 }

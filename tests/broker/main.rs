@@ -48,6 +48,7 @@ mod settings;
 mod shared;
 mod shared_members;
 mod shared_rooms;
+mod shares;
 mod slow_reader;
 mod soak;
 mod stateful;

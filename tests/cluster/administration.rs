@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::nodes::{nodes_with, payloads};
 use crate::operator::{Operator, PASSWORD};
@@ -114,4 +114,48 @@ fn any_node_ends_sessions_of_others() {
         operators[0].delete("/api/client-session/remove?clientId=orphan").status == 200
     });
     assert_eq!(known("orphan"), 404);
+}
+
+/// SHR-4: an entity is made, changed and deleted at any node, and holds at all; so does the view of
+/// groups, with members wherever they are connected.
+#[test]
+fn entities_of_shared_subscriptions_hold_at_every_node() {
+    let all = "MQTT_SHARED_SUBSCRIPTIONS_APP_WITHOUT_ENTITY";
+    let env = [ADMIN[0], ("SECURITY_MQTT_BASIC_ENABLED", "true"), (all, "false")];
+    let Some(nodes) = nodes_with(2, &env, &[]) else { return };
+    let operators = operators(&nodes);
+    let value = json!({ "userName": "app" });
+    let body = json!({ "name": "app", "clientType": "APPLICATION", "credentialsValue": value });
+    let credential = operators[0].post("/api/mqtt/client/credentials", &body).ok();
+    let path = format!("/api/mqtt/client/credentials/{}", credential["id"].as_str().unwrap());
+    nodes[1].eventually("the credential is known", |_| operators[1].get(&path).status == 200);
+    let connect = |node: usize| {
+        let id = format!("member{node}");
+        Client::connect(&nodes[node], &Connect::v5(id).user("app").persistent())
+    };
+    let mut members = [connect(0), connect(1)];
+    assert_eq!(members.each_mut().map(|one| one.subscribe("$share/g/t", 1)), [0x8F, 0x8F]);
+    let subs = "/api/app/shared/subs";
+    let body = json!({ "name": "n", "topicFilter": "$share/g/t", "partitions": 3,
+        "processingType": "STICKY" });
+    let made = operators[0].post(subs, &body).ok();
+    let one = format!("{subs}/{}", made["id"].as_str().unwrap());
+    nodes[1].eventually("the entity is known", |_| operators[1].get(&one).body == made);
+    operators[1].post(subs, &body).refused(409);
+    assert_eq!(members.each_mut().map(|one| one.subscribe("$share/g/t", 1)), [1, 1]);
+    let members_of = |operator: &Operator| {
+        let groups = operator.get("/api/subscription").ok();
+        let group = &groups["data"][0];
+        let there = group["members"].as_array().cloned().unwrap_or_default();
+        let connected = there.iter().filter(|one| one["connected"] == true).count();
+        (there.len(), connected, group["processingType"].clone(), group["entityId"].clone())
+    };
+    for (node, operator) in nodes.iter().zip(&operators) {
+        let wanted = (2, 2, json!("STICKY"), made["id"].clone());
+        node.eventually("the group is known", |_| members_of(operator) == wanted);
+        operator.delete(&one).refused(409);
+    }
+    members.iter_mut().for_each(|one| drop(one.unsubscribe(&[b"$share/g/t"])));
+    nodes[1].eventually("nobody rests on it", |_| operators[1].delete(&one).status == 200);
+    nodes[0].eventually("it is gone everywhere", |_| operators[0].get(&one).status == 404);
 }

@@ -1,11 +1,13 @@
 //! The whole contract, unchanged, on the cluster profile: a real Kafka for log and tables, a real
-//! Redis for queues and the token bucket. A crash drops both clients without a word.
+//! Redis for queues and the token bucket, logs of APPLICATION clients and groups on both. A crash
+//! drops all clients without a word.
 
 use std::time::Duration;
 
 use sluice::storage::contract::{Backend, Factory, Options, suite};
 use sluice::storage::{
-    BoxFuture, Kafka, KafkaConfig, KafkaSettings, Redis, RedisSettings, Stores, Window,
+    Applications, BoxFuture, Kafka, KafkaConfig, KafkaSettings, Redis, RedisSettings, Stores,
+    Window,
 };
 
 use crate::services::services;
@@ -15,16 +17,19 @@ struct OnServices;
 struct ClusterBackend {
     kafka_settings: KafkaSettings,
     redis_settings: RedisSettings,
-    open: Option<(Kafka, Redis)>,
+    open: Option<(Kafka, Redis, Applications)>,
 }
 
 impl ClusterBackend {
     async fn reopen(&mut self, orderly: bool) {
-        if let Some((kafka, redis)) = self.open.take() {
+        if let Some((kafka, redis, applications)) = self.open.take() {
             if orderly {
+                applications.stop(Duration::from_secs(15)).await.unwrap();
                 redis.stop(Duration::from_secs(15)).await.unwrap();
             } else {
+                // At once: what was told last may not reach it any more.
                 drop(redis);
+                tokio::task::spawn_blocking(move || drop(applications)).await.unwrap();
             }
             let end = move || {
                 if orderly {
@@ -37,17 +42,23 @@ impl ClusterBackend {
         let settings = self.kafka_settings.clone();
         let kafka = tokio::task::spawn_blocking(move || Kafka::open(settings));
         let redis = Redis::connect(self.redis_settings.clone()).await;
-        self.open = Some((kafka.await.unwrap().unwrap(), redis.unwrap()));
+        let (kafka, redis) = (kafka.await.unwrap().unwrap(), redis.unwrap());
+        let (settings, places, others) =
+            (self.kafka_settings.clone(), redis.places(), redis.queues());
+        let runtime = tokio::runtime::Handle::current();
+        let open = move || Applications::open(settings, places, others, runtime);
+        let applications = tokio::task::spawn_blocking(open).await.unwrap().unwrap();
+        self.open = Some((kafka, redis, applications));
     }
 }
 
 impl Backend for ClusterBackend {
     fn stores(&self) -> Stores {
-        let (kafka, redis) = self.open.as_ref().unwrap();
+        let (kafka, redis, applications) = self.open.as_ref().unwrap();
         Stores {
             log: kafka.log(),
             tables: kafka.tables(),
-            queues: redis.queues(),
+            queues: applications.queues(),
             bucket: redis.bucket(),
             device_bucket: redis.bucket(),
             peers: None,

@@ -82,6 +82,8 @@ mod retained;
 mod session;
 #[path = "../broker/shared_rooms.rs"]
 mod shared_rooms;
+#[path = "../broker/shares.rs"]
+mod shares;
 #[path = "../broker/slow_reader.rs"]
 mod slow_reader;
 #[path = "../broker/soak.rs"]

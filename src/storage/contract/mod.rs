@@ -6,6 +6,7 @@
 //!
 //! `contract::suite!(factory)` makes one test of each case.
 
+mod application_cases;
 mod kit;
 mod log_cases;
 mod queue_cases;
@@ -15,6 +16,10 @@ mod table_cases;
 
 use super::{BoxFuture, Stores};
 
+pub use application_cases::{
+    logs_of_applications_end_with_their_owner, logs_of_applications_go_on_after_a_restart,
+    logs_of_applications_take_and_give_like_queues,
+};
 pub use kit::{Harness, Inbox, Seen, batch_of, client, text};
 pub use log_cases::{
     a_cancelled_next_loses_nothing, a_consumer_goes_on_behind_its_commit,
@@ -118,6 +123,9 @@ macro_rules! storage_contract {
             expiry_is_the_publishers_or_the_default
             lag_counts_what_waits
             load_gives_the_newest_row_of_each_key
+            logs_of_applications_end_with_their_owner
+            logs_of_applications_go_on_after_a_restart
+            logs_of_applications_take_and_give_like_queues
             marks_and_runs_survive_a_crash
             opens_and_removals_survive_in_order
             over_the_limit_the_oldest_go

@@ -26,6 +26,9 @@ pub(super) struct Bounds {
     /// `retention.bytes` and `retention.ms` of APPLICATION clients (APP-3); `None`: no bound.
     pub(super) application_bytes: Option<u64>,
     pub(super) application_life_ms: Option<u64>,
+    /// The same of APPLICATION groups (SHR-4).
+    pub(super) shared_bytes: Option<u64>,
+    pub(super) shared_life_ms: Option<u64>,
 }
 
 impl Default for Bounds {
@@ -36,6 +39,8 @@ impl Default for Bounds {
             life_ms: week_ms,
             application_bytes: Some(1_048_576_000),
             application_life_ms: Some(week_ms),
+            shared_bytes: Some(1_048_576_000),
+            shared_life_ms: Some(week_ms),
         }
     }
 }
@@ -50,6 +55,10 @@ impl Bounds {
             QueueKey::Application(_) => {
                 let bytes = self.application_bytes.unwrap_or(u64::MAX);
                 (Bound::Bytes(bytes), self.application_life_ms)
+            }
+            QueueKey::Shared(_) => {
+                let bytes = self.shared_bytes.unwrap_or(u64::MAX);
+                (Bound::Bytes(bytes), self.shared_life_ms)
             }
         }
     }
@@ -116,7 +125,22 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::mqtt::ClientId;
+
+    /// SHR-4, APP-3: clients and groups each have their own bounds, and no number of messages.
+    #[test]
+    fn logs_of_groups_have_a_retention_of_their_own() {
+        let bounds = Bounds { shared_bytes: Some(7), shared_life_ms: None, ..Bounds::default() };
+        let group = bounds.of(&QueueKey::Shared(Arc::from("$share/g/t")));
+        assert_eq!(group, (Bound::Bytes(7), None));
+        let client = bounds.of(&QueueKey::Application(ClientId::new("$share/g/t")));
+        assert_eq!(client, (Bound::Bytes(1_048_576_000), Some(604_800_000)));
+        let device = bounds.of(&QueueKey::Group(Arc::from("$share/g/t")));
+        assert_eq!(device.0, Bound::Messages(10_000));
+    }
 
     /// APP-3: the oldest stretch goes when all are over the retention, and no more than that.
     #[test]

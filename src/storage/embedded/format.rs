@@ -184,6 +184,7 @@ pub(super) fn key_bytes(key: &QueueKey) -> Vec<u8> {
         QueueKey::Client(id) => (b'c', id.as_str()),
         QueueKey::Group(name) => (b'g', &**name),
         QueueKey::Application(id) => (b'a', id.as_str()),
+        QueueKey::Shared(name) => (b's', &**name),
     };
     let mut out = Vec::with_capacity(1 + name.len());
     out.push(kind);
@@ -199,6 +200,7 @@ pub(super) fn read_key(bytes: &[u8]) -> Result<QueueKey, StorageError> {
         b'c' => Ok(QueueKey::Client(ClientId::new(name))),
         b'g' => Ok(QueueKey::Group(Arc::from(name))),
         b'a' => Ok(QueueKey::Application(ClientId::new(name))),
+        b's' => Ok(QueueKey::Shared(Arc::from(name))),
         other => Err(damaged(&format!("kind {other} is not known"))),
     }
 }

@@ -28,6 +28,9 @@ pub struct EmbeddedSettings {
     pub application_bytes: Option<u64>,
     /// How long it keeps a message; `None`: for ever.
     pub application_life: Option<Duration>,
+    /// The same of an APPLICATION group's log (SHR-4).
+    pub shared_bytes: Option<u64>,
+    pub shared_life: Option<Duration>,
     /// Bytes of queued messages in memory; above it a checkpoint comes early, above twice as many
     /// appends wait for it.
     pub hot_bytes: u64,
@@ -60,6 +63,8 @@ impl Default for EmbeddedSettings {
             queue_ttl: Duration::from_secs(604_800),
             application_bytes: Some(1_048_576_000),
             application_life: Some(Duration::from_secs(604_800)),
+            shared_bytes: Some(1_048_576_000),
+            shared_life: Some(Duration::from_secs(604_800)),
             hot_bytes: 256 << 20,
             row_bytes: 256 << 20,
             retain_bytes: 1 << 30,

@@ -200,6 +200,8 @@ fn recover(
         life_ms: millis(config.queue_ttl),
         application_bytes: config.application_bytes,
         application_life_ms: config.application_life.map(millis),
+        shared_bytes: config.shared_bytes,
+        shared_life_ms: config.shared_life.map(millis),
     }));
     projection.scan(Space::Queues, &[], &[], &mut |key, record| {
         queues.adopt(read_key(key)?, read_queue(record)?);

@@ -134,6 +134,7 @@ fn kind_of(queue: &QueueKey) -> u8 {
         QueueKey::Client(_) => 0,
         QueueKey::Group(_) => 1,
         QueueKey::Application(_) => 2,
+        QueueKey::Shared(_) => 3,
     }
 }
 
@@ -142,6 +143,7 @@ fn queue_of(kind: u8, name: &str) -> Result<QueueKey, StorageError> {
         0 => Ok(QueueKey::Client(ClientId::new(name))),
         1 => Ok(QueueKey::Group(Arc::from(name))),
         2 => Ok(QueueKey::Application(ClientId::new(name))),
+        3 => Ok(QueueKey::Shared(Arc::from(name))),
         other => Err(damaged(&format!("a queue of kind {other} is not known"))),
     }
 }

@@ -54,6 +54,7 @@ impl Names {
             QueueKey::Client(id) => (b'c', b'C', id.as_str().as_bytes()),
             QueueKey::Group(name) => (b'g', b'G', name.as_bytes()),
             QueueKey::Application(id) => (b'a', b'A', id.as_str().as_bytes()),
+            QueueKey::Shared(name) => (b's', b'S', name.as_bytes()),
         };
         let mut hash = Sha256::new();
         hash.update([short]);
@@ -132,7 +133,8 @@ mod tests {
             let client = Names::of("p", &QueueKey::Client(ClientId::new(id)));
             let group = Names::of("p", &QueueKey::Group(Arc::from(id)));
             let application = Names::of("p", &QueueKey::Application(ClientId::new(id)));
-            for names in [client, group, application] {
+            let shared = Names::of("p", &QueueKey::Shared(Arc::from(id)));
+            for names in [client, group, application, shared] {
                 let key = names.key(Part::Meta);
                 assert_eq!(key.len(), 26);
                 assert!(names.identity.len() <= 1 + ID_INLINE);

@@ -157,6 +157,8 @@ catalogue! {
 
     Level ACTIVE_APP_PROCESSORS = "activeAppProcessors",
         "Persistent APPLICATION clients connected to this node.";
+    Level ACTIVE_SHARED_APP_PROCESSORS = "activeSharedAppProcessors",
+        "Memberships in shared groups of persistent APPLICATION clients connected to this node.";
     Counter APP_PUBLISHED = "appProcessor_total" ["statsName" = "successfulPublishMsgs"],
         "Messages of persistent APPLICATION clients that are done with, of all together.";
     Counter APP_RELEASED = "appProcessor_total" ["statsName" = "successfulPubRelMsgs"],

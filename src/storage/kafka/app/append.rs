@@ -26,10 +26,9 @@ impl Inner {
         if let Some(log) = self.known(queue, incarnation) {
             return Ok(Some(log));
         }
-        let Some(client_id) = queue.client().cloned() else { return Ok(None) };
-        let all = Arc::clone(self);
+        let (all, of) = (Arc::clone(self), queue.clone());
         let bounds = blocking(move || {
-            let topic = all.settings.name(&all.topic(&client_id, incarnation));
+            let topic = all.settings.name(&all.topic(&of, incarnation));
             let there = all.writing.pool.exists(&topic)?;
             there.then(|| all.writing.pool.bounds(&topic)).transpose()
         })

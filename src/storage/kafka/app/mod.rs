@@ -1,9 +1,11 @@
-//! The logs of APPLICATION clients: a topic for each session, in front of all other queues.
+//! The logs of APPLICATION clients and groups: a topic for each session, and for each group, in
+//! front of all other queues.
 //!
-//! What comes in: calls of `DeviceQueues`. What goes out: those for other queues to their store;
-//! of an APPLICATION session, its messages to `tbmq.msg.app.<client id>.<incarnation>`, pages of
-//! them to its connection, and where it stands to Redis (`redis::Places`). Called by way of the
-//! port. Never: a message kept in memory beyond a page; a topic that two sessions share.
+//! What comes in: calls of `DeviceQueues`. What goes out: those for other queues to their store; of
+//! an APPLICATION session, its messages to `tbmq.msg.app.<client id>.<incarnation>`, of a group to
+//! `tbmq.msg.app.shared.<filter>.<incarnation>`; pages of them to whoever has it open, and where it
+//! stands to Redis (`redis::Places`). Called by way of the port. Never: a message kept in memory
+//! beyond a page; a topic that two sessions share.
 //!
 //! A topic belongs to one session: so it can be deleted with it, however late, and nobody finds
 //! anything of an earlier one. Several nodes may append to it, one after another: each appends all
@@ -34,7 +36,6 @@ use self::stream::Pool;
 use super::KafkaSettings;
 use super::admin::{Admin, Policy};
 use super::watch::Watch;
-use crate::mqtt::ClientId;
 use crate::storage::redis::{Claim, Places};
 use crate::storage::{
     AppendOutcome, AppendSink, Appended, BoxFuture, DeviceQueues, IdRun, Page, QueueAppend,
@@ -59,8 +60,9 @@ struct Inner {
     producer: AppProducer,
     writing: Writing,
     others: Arc<dyn DeviceQueues>,
-    /// Bounded by the persistent APPLICATION sessions whose copies this node has in hand.
-    logs: Mutex<HashMap<ClientId, Arc<AppLog>, ahash::RandomState>>,
+    /// Bounded by the persistent APPLICATION sessions and the groups whose copies this node has in
+    /// hand.
+    logs: Mutex<HashMap<QueueKey, Arc<AppLog>, ahash::RandomState>>,
     ended: Arc<AtomicBool>,
 }
 
@@ -161,29 +163,34 @@ impl Drop for Applications {
 }
 
 impl Inner {
-    fn topic(&self, client_id: &ClientId, incarnation: u64) -> TopicConfig {
-        let base = &self.settings.config.topics.application;
-        let name = format!("{}.{}.{incarnation}", base.name, safe(client_id));
+    fn topic(&self, queue: &QueueKey, incarnation: u64) -> TopicConfig {
+        let topics = &self.settings.config.topics;
+        let (base, name) = match queue {
+            QueueKey::Shared(filter) => (&topics.application_shared, telling(filter)),
+            QueueKey::Application(_) | QueueKey::Client(_) | QueueKey::Group(_) => {
+                (&topics.application, safe(queue.name()))
+            }
+        };
+        let name = format!("{}.{name}.{incarnation}", base.name);
         TopicConfig { name, ..base.clone() }
     }
 
     fn known(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {
         let logs = self.logs.lock();
-        logs.get(queue.client()?).filter(|log| log.incarnation == incarnation).cloned()
+        logs.get(queue).filter(|log| log.incarnation == incarnation).cloned()
     }
 
     fn made(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {
-        let client_id = queue.client()?;
-        let topic = self.settings.name(&self.topic(client_id, incarnation));
+        let topic = self.settings.name(&self.topic(queue, incarnation));
         let fresh = || Arc::new(AppLog::new(queue.clone(), incarnation, topic));
         let mut logs = self.logs.lock();
-        match logs.get(client_id) {
+        match logs.get(queue) {
             Some(log) if log.incarnation == incarnation => Some(Arc::clone(log)),
             // The session is over.
             Some(log) if log.incarnation > incarnation => None,
             Some(_) | None => {
                 let log = fresh();
-                logs.insert(client_id.clone(), Arc::clone(&log));
+                logs.insert(queue.clone(), Arc::clone(&log));
                 Some(log)
             }
         }
@@ -213,8 +220,7 @@ impl Inner {
         let (all, of, is_new) = (Arc::clone(self), Arc::clone(&log), held.is_none());
         let bounds = blocking(move || {
             if is_new {
-                let client_id = of.queue.client().cloned().unwrap_or_else(|| ClientId::new(""));
-                let topic = all.topic(&client_id, incarnation);
+                let topic = all.topic(&of.queue, incarnation);
                 all.admin.make(&all.settings, &topic, Policy::Application)?;
             }
             all.writing.pool.bounds(&of.topic)
@@ -240,7 +246,7 @@ impl Inner {
 
     fn forget(&self, queue: &QueueKey, incarnation: u64) -> Option<Arc<AppLog>> {
         let log = self.known(queue, incarnation)?;
-        self.logs.lock().remove(queue.client()?);
+        self.logs.lock().remove(queue);
         Some(log)
     }
 
@@ -270,15 +276,26 @@ impl Inner {
 }
 
 /// TBMQ's rule: what is more than letters and digits is hashed.
-fn safe(client_id: &ClientId) -> String {
-    let id = client_id.as_str();
+fn safe(id: &str) -> String {
     // A topic's name has at most 249 characters.
     let plain = !id.is_empty() && id.len() <= 128;
     if plain && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return id.to_owned();
     }
-    let digest: [u8; 32] = Sha256::digest(id).into();
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    digest(id, 32)
+}
+
+/// A group's filter has a `$` and slashes, so it is never safe: something to know it by, and what
+/// tells it from all others. No client's name has a dash.
+fn telling(filter: &str) -> String {
+    let known = filter.strip_prefix("$share/").unwrap_or(filter).chars().take(64);
+    let known = known.map(|one| if one.is_ascii_alphanumeric() { one } else { '-' });
+    format!("{}-{}", known.collect::<String>(), digest(filter, 16))
+}
+
+fn digest(text: &str, bytes: usize) -> String {
+    let digest: [u8; 32] = Sha256::digest(text).into();
+    digest.iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The port: APPLICATION sessions here, everybody else in their store.
@@ -432,8 +449,29 @@ impl DeviceQueues for Port {
             return self.0.others.depth(queue);
         }
         let logs = self.0.logs.lock();
-        let log = queue.client().and_then(|client_id| logs.get(client_id)).cloned();
+        let log = logs.get(queue).cloned();
         drop(logs);
         log.map_or(0, |log| log.depth())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{safe, telling};
+
+    /// TOP-11, SHR-4: names of topics are safe, and differ when filters differ in anything.
+    #[test]
+    fn names_of_logs_are_safe_and_their_own() {
+        let filters =
+            ["$share/g/a/+", "$share/g/a/slw", "$share/g/a.+", "$share/g-a/+", "$share/g/ä/#"];
+        let mut names: Vec<String> = filters.iter().map(|filter| telling(filter)).collect();
+        assert!(names[0].starts_with("g-a---"), "{}", names[0]);
+        names.push(telling(&"$share/g/x".repeat(6000)));
+        names.extend(["shared", "a-b", "", "ä"].map(safe));
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        for (at, name) in names.iter().enumerate() {
+            assert!((1..=128).contains(&name.len()) && name.bytes().all(good), "{name}");
+            assert!(!names[..at].contains(name), "{name} is another one's");
+        }
     }
 }
