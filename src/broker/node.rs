@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::delivery::Slots;
 use crate::limits::GROUP_WINDOW;
 use crate::routing::{
-    self, GroupMoves, Here, Limits, Parts, Progress, RetainedTable, Rooms, Shares, Subscriptions,
+    self, GroupQueues, Here, Limits, Parts, Progress, RetainedTable, Rooms, Shares, Subscriptions,
     Turn,
 };
 use crate::security::Security;
@@ -120,9 +120,9 @@ impl Loaded {
 fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
-    let shares = Arc::new(Shares::new(routing.shared_policy).app_leave(routing.shared_app_leave));
     let replayed = stores.log.end(0).offset;
     let (judge, rooms) = Rooms::decode(committed, replayed)?;
+    let shares = Arc::new(Shares::new(routing.shared_policy).app_leave(routing.shared_app_leave));
     Ok(Parts {
         limits: Arc::new(super::limits::limits(config, stores)),
         subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots)).with_shares(shares)),
@@ -162,6 +162,6 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Secur
         limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
         peers: stores.peers.clone(),
-        moves: GroupMoves::new(parts.clone()),
+        groups: GroupQueues::new(parts.clone()),
     }
 }

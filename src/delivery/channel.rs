@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::alias::{Aliased, Aliases};
 use super::backlog::{Backlog, ID_RUN};
 use super::credit::Credit;
-use super::lent::{Left, Lent, Share, keep};
+use super::lent::{GroupCopy, Left, Lent, keep};
 use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
 use super::replay_guard::ReplayGuard;
@@ -69,7 +69,7 @@ struct Delayed {
     subscription_ids: Arc<[u32]>,
     since_ms: u64,
     bytes: usize,
-    share: Option<Share>,
+    share: Option<GroupCopy>,
 }
 
 /// A run of ids that is to be made durable.

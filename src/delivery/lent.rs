@@ -10,7 +10,7 @@ use crate::storage::{Batch, MessageRef};
 
 /// A copy of a shared group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct GroupCopy {
     /// Which group.
     pub group: u64,
     /// It comes from the group's room: it is handed back rather than dropped for congestion.

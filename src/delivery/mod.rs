@@ -40,7 +40,7 @@ use std::sync::Arc;
 pub use answers::ClientAck;
 pub use config::Config;
 pub use gate::Gate;
-pub use lent::{Left, Share};
+pub use lent::{GroupCopy, Left};
 pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use socket::{Owner, Socket};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
@@ -78,5 +78,5 @@ pub struct Outgoing<'a> {
     /// Charged at admission, or with the cursor that brings it: it pays no toll.
     pub paid: bool,
     /// It is a shared group's, and no queue has it.
-    pub share: Option<Share>,
+    pub share: Option<GroupCopy>,
 }

@@ -18,7 +18,7 @@ use super::retained_table::RetainedTable;
 use super::rooms::Rooms;
 use super::runs::{Copy, Runs};
 use super::subscriptions::Subscriptions;
-use crate::delivery::{Outgoing, Share, Slot, Slots};
+use crate::delivery::{GroupCopy, Outgoing, Slot, Slots};
 use crate::mqtt::QoS;
 use crate::storage::{
     Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, Origin, Position, PublishLog,
@@ -115,6 +115,31 @@ pub struct Parts {
 impl std::fmt::Debug for Parts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parts").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+impl Parts {
+    /// A node that knows nobody.
+    pub fn bare(stores: &crate::storage::Stores) -> Self {
+        let slots = Arc::new(Slots::default());
+        Self {
+            subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+            slots,
+            retained: Arc::new(RetainedTable::new(None, None)),
+            judge: Arc::default(),
+            log: Arc::clone(&stores.log),
+            queues: Arc::clone(&stores.queues),
+            progress: Arc::default(),
+            backlog: Arc::default(),
+            rooms: Arc::default(),
+            window: 100,
+            replayed: 0,
+            here: None,
+            limits: Arc::default(),
+            turn: Turn::NextConnected,
+            no_ids: Arc::from([]),
+        }
     }
 }
 
@@ -263,6 +288,6 @@ pub(super) fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> 
         delivery: copy.delivery,
         subscription_ids: copy.ids(),
         paid: copy.group.is_some(),
-        share: copy.group.map(|group| Share { group, waited: false }),
+        share: copy.group.map(|group| GroupCopy { group, waited: false }),
     }
 }

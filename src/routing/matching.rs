@@ -110,9 +110,9 @@ impl Parts {
         }
         let standing =
             |member: &Subscriber<SlotId, Entry>| self.standing(member, origin.position, view.qos);
-        let message = (batch.publisher().client_id.as_str(), view.topic);
+        let of = (batch.publisher().client_id.as_str(), view.topic);
         let load = |member: &Subscriber<SlotId, Entry>| self.load(member.key, runs);
-        match self.choose(group, self.turn, message, &load, standing) {
+        match self.choose(group, of, self.turn, &load, standing) {
             Pick::Deliver(member) => Chosen::Member(member.key, member.entry),
             Pick::Keep(_) => room(),
             Pick::Nobody => {
@@ -124,15 +124,15 @@ impl Parts {
         }
     }
 
-    /// Whom the group's policy names for a message, of which publisher and topic are given.
-    pub(super) fn choose<'g>(
+    /// Whom the group's policy chooses for a message of this publisher and topic.
+    pub(super) fn choose<'a>(
         &self,
-        group: &'g Group<SlotId, Entry>,
-        turn: Turn,
+        group: &'a Group<SlotId, Entry>,
         (publisher, topic): (&str, &str),
+        turn: Turn,
         load: &dyn Fn(&Subscriber<SlotId, Entry>) -> Option<u64>,
         standing: impl Fn(&Subscriber<SlotId, Entry>) -> Standing,
-    ) -> Pick<'g, SlotId, Entry> {
+    ) -> Pick<'a, SlotId, Entry> {
         let by = |key: &str, member: &Subscriber<SlotId, Entry>| {
             let slot = self.slots.by_id(member.key);
             slot.map_or(0, |slot| rendezvous(slot.client_id().as_str(), key))

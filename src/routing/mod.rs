@@ -42,7 +42,7 @@ pub use here::Here;
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
 pub use limits::Limits;
-pub use moves::{GroupMoves, Lender, Returning};
+pub use moves::{GroupQueues, Lender, Returning};
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
 pub use rooms::Rooms;

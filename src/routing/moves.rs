@@ -15,7 +15,7 @@ use super::dispatcher::Parts;
 use super::passing::FOUND_NOBODY;
 use super::rooms::View;
 use super::subscriptions::Entry;
-use super::{Group, Pick, Standing, Subscriber, Turn};
+use super::{Group, Pick, Policy, Standing, Subscriber, Turn};
 use crate::delivery::{Left, SlotId, SlotView};
 use crate::mqtt::{ClientId, Delivery, QoS, TopicFilter};
 use crate::storage::{
@@ -46,7 +46,7 @@ pub struct Lender {
 
 /// Empties rooms, and takes back what members leave.
 #[derive(Clone, Debug)]
-pub struct GroupMoves {
+pub struct GroupQueues {
     parts: Parts,
 }
 
@@ -66,7 +66,7 @@ struct Plan {
 /// How much members can take, as far as this page has asked.
 type Space = RefCell<HashMap<SlotId, usize, ahash::RandomState>>;
 
-impl GroupMoves {
+impl GroupQueues {
     pub fn new(parts: Parts) -> Self {
         Self { parts }
     }
@@ -299,14 +299,8 @@ impl Parts {
                 continue;
             }
             let taken = Some(Taken { from: Arc::clone(from), seq: message.seq });
-            let of = (
-                message.message.batch().publisher().client_id.as_str(),
-                message.message.view().topic,
-            );
-            let takes = |member: &Subscriber<SlotId, Entry>| self.takes(member, &space);
-            let load = |member: &Subscriber<SlotId, Entry>| self.room_taken(member, &space);
-            let pick = self.choose(group, Turn::NextUsable, of, &load, takes);
-            if let Pick::Deliver(member) = pick
+            let pick = self.next(group, message, &space);
+            if let Some(member) = pick
                 && let Some(slot) = self.slots.by_id(member.key)
             {
                 let SlotView { incarnation, application, .. } = slot.view();
@@ -327,6 +321,33 @@ impl Parts {
             }
         }
         plan
+    }
+
+    /// Who takes what waits. A policy that chooses by what a message is waits for its member; the
+    /// others pass over those that have their hands full.
+    fn next<'a>(
+        &self,
+        group: &'a Group<SlotId, Entry>,
+        message: &QueuedMessage,
+        space: &Space,
+    ) -> Option<&'a Subscriber<SlotId, Entry>> {
+        let publisher = message.message.batch().publisher().client_id.as_str();
+        let of = (publisher, message.message.view().topic);
+        let policy = self.subscriptions.shares().policy(group.filter());
+        let waits = matches!(policy, Policy::HashClient | Policy::HashTopic | Policy::Sticky);
+        // Who has the most room has the least to do.
+        let load = |member: &Subscriber<SlotId, Entry>| {
+            let left = self.left(member.key, space) as u64;
+            Some(u64::MAX - left)
+        };
+        let standing = |member: &Subscriber<SlotId, Entry>| match waits {
+            true if self.is_there(member.key) => Standing::Usable,
+            true => Standing::Away { keeps: false },
+            false => self.takes(member, space),
+        };
+        let pick = self.choose(group, of, Turn::NextUsable, &load, standing);
+        let Pick::Deliver(member) = pick else { return None };
+        (self.left(member.key, space) > 0).then_some(member)
     }
 
     fn copy(
@@ -357,23 +378,24 @@ impl Parts {
     }
 
     fn has_connected(&self, group: &Group<SlotId, Entry>) -> bool {
-        group.members().any(|member| {
-            let here = self.slots.by_id(member.key).is_some_and(|slot| slot.is_connected());
-            here || self.is_connected_elsewhere(member.key)
-        })
+        group.members().any(|member| self.is_there(member.key))
+    }
+
+    fn is_there(&self, member: SlotId) -> bool {
+        let here = self.slots.by_id(member).is_some_and(|slot| slot.is_connected());
+        here || self.is_connected_elsewhere(member)
     }
 
     /// Whether a member takes one more of what waits: less than a window of it is in its hands.
     fn takes(&self, member: &Subscriber<SlotId, Entry>, space: &Space) -> Standing {
-        let mut space = space.borrow_mut();
-        let left = *space.entry(member.key).or_insert_with(|| self.space(member.key));
-        if left > 0 { Standing::Usable } else { Standing::Away { keeps: false } }
+        match self.left(member.key, space) {
+            0 => Standing::Away { keeps: false },
+            _ => Standing::Usable,
+        }
     }
 
-    /// The other side of it: who has most space has the least load.
-    fn room_taken(&self, member: &Subscriber<SlotId, Entry>, space: &Space) -> Option<u64> {
-        let left = space.borrow().get(&member.key).copied();
-        left.map(|left| u64::MAX - left as u64)
+    fn left(&self, member: SlotId, space: &Space) -> usize {
+        *space.borrow_mut().entry(member).or_insert_with(|| self.space(member))
     }
 
     fn space(&self, member: SlotId) -> usize {

@@ -10,7 +10,7 @@ use super::dispatcher::Parts;
 use super::hand_over::Queued;
 use super::subscriptions::Entry;
 use super::{Group, Subscriber};
-use crate::delivery::{Outgoing, Share, Slot, SlotId, SlotView, Toll};
+use crate::delivery::{GroupCopy, Outgoing, Slot, SlotId, SlotView, Toll};
 use crate::storage::{
     Batch, DirectCopy, LogBatch, LogItem, MessageRef, Origin, Position, Purse, QueueAppend,
     QueueEntry, QueueKey, Source, SourceId, StorageError, Taken,
@@ -47,7 +47,7 @@ impl Parts {
                 continue;
             };
             if is_nobody(to) {
-                self.all_refused(copies, deliveries, *position, decisions);
+                self.refusals_come_by(copies, deliveries, *position, decisions);
                 continue;
             }
             if deliveries.is_empty() {
@@ -95,7 +95,7 @@ impl Parts {
     }
 
     /// Copies that nobody gets: whoever keeps one for another node forgets it.
-    fn all_refused(
+    fn refusals_come_by(
         &self,
         copies: &Batch,
         deliveries: &[DirectCopy],
@@ -149,7 +149,7 @@ impl Parts {
                 delivery: entry.delivery,
                 subscription_ids: &entry.subscription_ids,
                 paid: true,
-                share: entry.group.map(|group| Share { group, waited }),
+                share: entry.group.map(|group| GroupCopy { group, waited }),
             });
             let mut purse = Purse::UNLIMITED;
             let outgoing_rate = self.outgoing_rate(there);

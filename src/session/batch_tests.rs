@@ -113,27 +113,3 @@ async fn a_batch_closes_at_its_size() {
         assert!(before.elapsed() < TOGETHER, "{:?}", before.elapsed());
     }
 }
-
-/// SUB-06, MQTT-3.8.4-1: a SUBSCRIBE or UNSUBSCRIBE that can't be stored is answered with an error
-/// and changes nothing.
-#[tokio::test(start_paused = true)]
-async fn a_subscription_that_was_not_stored_is_refused() {
-    let node = Node::new(1 << 20);
-    let mut client = node.connect(5, b's').await;
-    let mut publisher = node.connect(5, b'p').await;
-    node.refuse();
-    client.send(0x82, &[0, 1, 0, 0, 1, b't', 1]).await;
-    assert_eq!(client.expect(0x90).await, [0, 1, 0, 0x80]);
-    node.well();
-    publisher.publish(false, 1, b"1").await;
-    publisher.see_through(1).await;
-    client.expect_silence().await;
-    client.subscribe().await;
-    node.refuse();
-    client.send(0xA2, &[0, 2, 0, 0, 1, b't']).await;
-    assert_eq!(client.expect(0xB0).await, [0, 2, 0, 0x80]);
-    node.well();
-    publisher.publish(false, 2, b"2").await;
-    publisher.see_through(2).await;
-    assert_eq!(client.take().await, b'2', "it is subscribed still");
-}

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::census::Excess;
+use super::cluster;
 use super::conn::{About, Conn, End};
 use super::context::Context;
 use super::directory::{Directory, Found};
+use super::groups;
 use super::inbound::Exchanges;
+use super::lifecycle;
 use super::places::Place;
 use super::registry::{Locked, Session};
 use super::rows::{Guest, Owed, SessionRow, WillRow};
-use super::{cluster, handout, lifecycle, wills};
+use super::wills;
 use crate::codec::{Connect, Disconnect, Packet};
 use crate::delivery::{Outbox, Settings, SlotView};
 use crate::mqtt::{ClientId, ReasonCode};
@@ -92,8 +95,7 @@ pub(super) async fn claim(
     // A resumed session is owed what waits for it, also on a connection with which it ends.
     let persistent = ask.expiry_s > 0 || resumes;
     let queue = persistent.then(|| QueueKey::of(&ask.client_id, is_one));
-    let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
-    let outbox = Outbox::new(ask.settings.clone(), config, queues);
+    let outbox = outbox_of(context, &ask);
     let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox), is_one));
     let session = locked.session().insert(Session {
         incarnation,
@@ -121,7 +123,9 @@ pub(super) async fn claim(
     let Ok(opened) = open(context, queue.as_ref(), incarnation, epoch).await else {
         return Err(give_up(context, &ask.client_id, &mut locked));
     };
-    ask.will.is_some().then(|| metrics::LAST_WILL_CLIENTS.inc());
+    if ask.will.is_some() {
+        metrics::LAST_WILL_CLIENTS.inc();
+    }
     context.registry.add_live(&conn);
     context.tell_groups(&conn);
     greet(&outbox, resumes);
@@ -130,17 +134,13 @@ pub(super) async fn claim(
     if let Some(queue) = queue {
         attach_queue(context, &conn, queue, incarnation, opened).await;
     }
-    if is_overtaken(context, &ask.client_id, epoch) {
+    if context.directory.as_ref().is_some_and(|all| all.epoch(&ask.client_id) != Some(epoch)) {
+        // Another node was quicker than this one could look for its connection.
         conn.end(End::TakenOver);
     }
     drop(locked);
     let publisher = Arc::new(Publisher { client_id: ask.client_id, incarnation, epoch });
     Ok(Claimed { conn, publisher, open_ids, persistent, expiry_s: ask.expiry_s })
-}
-
-/// Whether another node was quicker than this one could look for its connection.
-fn is_overtaken(context: &Context, client_id: &ClientId, epoch: u64) -> bool {
-    context.directory.as_ref().is_some_and(|all| all.epoch(client_id) != Some(epoch))
 }
 
 /// The session's queue, which must be there for it before anything is promised, and behind the last
@@ -207,11 +207,11 @@ async fn win_alone(
 ) -> Result<Won, ReasonCode> {
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
     if let Some(old) = locked.session().as_mut().filter(|_| !resumes)
-        && handout::owes(context, &ask.client_id, old)
+        && groups::owes(context, &ask.client_id, old)
     {
         // Nobody may acknowledge meanwhile what goes to others.
         cut(context, &ask.client_id, old);
-        handout::release(context, &ask.client_id, old).await;
+        groups::release(context, &ask.client_id, old).await;
     }
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
@@ -231,14 +231,7 @@ async fn win_alone(
     if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
         earlier.own(*epoch);
     }
-    if let Err(reason) = put {
-        if let Some(old) = locked.session().as_mut().filter(|old| old.released) {
-            old.offline_since_ms.get_or_insert(now_ms);
-            old.released = false;
-            lifecycle::look(context, &ask.client_id, locked, true);
-        }
-        return Err(reason);
-    }
+    put.inspect_err(|_| groups::goes_on(context, &ask.client_id, locked))?;
     let old = locked.session().take();
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application })
 }
@@ -291,7 +284,7 @@ async fn win(
     }
     if let Some(ended) = before.as_ref().filter(|_| was_member && !resumes) {
         // Before the queue is the new session's; whoever has no patience gets what is left counted.
-        let given = handout::inherit(context, &ask.client_id, ended, now.epoch);
+        let given = groups::inherit(context, &ask.client_id, ended, now.epoch);
         drop(tokio::time::timeout_at(deadline, given).await);
     }
     let old = cluster::take_old(context, &ask.client_id, locked, before);
@@ -302,10 +295,15 @@ async fn win(
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed, application })
 }
 
+fn outbox_of(context: &Context, ask: &Ask) -> Arc<Outbox> {
+    let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
+    Outbox::new(ask.settings.clone(), config, queues)
+}
+
 /// Shows routing how the session stands: it may take what waits for its groups.
 fn show(context: &Context, client_id: &ClientId, view: SlotView) {
     attach(context, client_id, view);
-    context.moves.wake();
+    context.groups.wake();
 }
 
 fn attach(context: &Context, client_id: &ClientId, view: SlotView) {

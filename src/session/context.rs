@@ -10,12 +10,12 @@ use super::Config;
 use super::budget::Budget;
 use super::conn::Conn;
 use super::directory::Directory;
-use super::handout::Members;
+use super::groups::Members;
 use super::places::Places;
 use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
-use crate::routing::{GroupMoves, Judge, Limits, Progress, RetainedTable, Subscriptions};
+use crate::routing::{GroupQueues, Judge, Limits, Progress, RetainedTable, Subscriptions};
 use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, Peers, PublishLog};
 
@@ -38,7 +38,7 @@ pub struct Handles {
     /// The other nodes, where there are several.
     pub peers: Option<Arc<Peers>>,
     /// What waits for shared groups.
-    pub moves: GroupMoves,
+    pub groups: GroupQueues,
 }
 
 impl std::fmt::Debug for Handles {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::cluster;
 use super::conn::{Conn, End};
 use super::context::Context;
-use super::handout;
+use super::groups;
 use super::registry::{Locked, Session};
 use super::rows::{self, Bid, NEVER, SessionRow};
 use super::wills;
@@ -25,10 +25,10 @@ const MENDED_AT_ONCE: usize = 1000;
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
 pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
     // While its groups still have it for a member.
-    let returning = handout::returning(context, conn);
+    let returning = groups::returning(context, conn);
     ended(context, conn, end).await;
     if let Some(returning) = returning {
-        context.moves.give(returning).await;
+        context.groups.give(returning).await;
     }
 }
 
@@ -68,7 +68,7 @@ async fn ended(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
         | End::Storage => {}
     }
     look(context, &conn.client_id, &mut locked, true);
-    handout::went(context, &conn.client_id);
+    groups::went(context, &conn.client_id);
 }
 
 /// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02), and is under
@@ -108,11 +108,11 @@ pub(super) fn look(
         return context.timers.set(&mut session.timer_ms, None, client_id);
     }
     if session.expires_at_ms().is_some_and(|end_ms| end_ms <= now_ms) {
-        if handout::owes(context, client_id, session) {
+        if groups::owes(context, client_id, session) {
             if changed {
                 store(context, client_id, session);
             }
-            return handout::retire(context, client_id);
+            return groups::retire(context, client_id);
         }
         if session.expiry_s > 0 {
             metrics::SESSIONS_EXPIRED.inc();

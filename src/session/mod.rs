@@ -17,7 +17,7 @@ mod connection;
 mod context;
 mod directory;
 mod edges;
-mod handout;
+mod groups;
 mod handshake;
 mod inbound;
 mod lifecycle;

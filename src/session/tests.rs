@@ -7,11 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::{Arrival, Config, Handles, Peer, Sessions};
-use crate::delivery::{self, Slots};
+use crate::delivery;
 use crate::mqtt::{ClientId, Delivery, QoS};
-use crate::routing::{
-    self, GroupMoves, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn,
-};
+use crate::routing::{self, GroupQueues, Parts};
 use crate::security::{self, Security};
 use crate::storage::once;
 use crate::storage::{
@@ -113,24 +111,7 @@ impl Node {
     ) -> Self {
         let mut stores = memory.stores();
         stores.log = wrap(stores.log);
-        let slots = Arc::new(Slots::default());
-        let parts = Parts {
-            subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
-            slots,
-            retained: Arc::new(RetainedTable::new(None, None)),
-            judge: Arc::new(Judge::default()),
-            log: Arc::clone(&stores.log),
-            queues: Arc::clone(&stores.queues),
-            progress: Arc::new(Progress::default()),
-            backlog: Arc::default(),
-            rooms: Arc::default(),
-            window: 100,
-            replayed: 0,
-            here: None,
-            limits: Arc::default(),
-            turn: Turn::NextConnected,
-            no_ids: Arc::from([]),
-        };
+        let parts = Parts::bare(&stores);
         let security = Security::new(security::Config::default(), Arc::clone(&stores.tables));
         let sessions = Sessions::new(Handles {
             config,
@@ -148,7 +129,7 @@ impl Node {
             limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
             peers: None,
-            moves: GroupMoves::new(parts.clone()),
+            groups: GroupQueues::new(parts.clone()),
         });
         sessions.load(will_grace).expect("the store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
@@ -156,7 +137,7 @@ impl Node {
         Self { memory, sessions, dispatcher }
     }
 
-    pub(super) fn refuse(&self) {
+    fn refuse(&self) {
         self.memory.set_faults(Faults { not_stored: 1000, ..Faults::default() });
     }
 
@@ -219,7 +200,7 @@ impl Client {
     }
 
     /// QoS 2 on topic `t`.
-    pub(super) async fn publish(&mut self, dup: bool, id: u8, payload: &[u8]) {
+    async fn publish(&mut self, dup: bool, id: u8, payload: &[u8]) {
         let mut body = vec![0, 1, b't', 0, id];
         body.extend((self.level == 5).then_some(0));
         body.extend(payload);
@@ -264,7 +245,7 @@ impl Client {
     }
 
     /// From PUBREC to PUBCOMP.
-    pub(super) async fn see_through(&mut self, id: u8) {
+    async fn see_through(&mut self, id: u8) {
         assert_eq!(self.expect(PUBREC).await[..2], [0, id]);
         self.send(PUBREL, &[0, id]).await;
         assert_eq!(self.expect(PUBCOMP).await, [0, id]);
@@ -441,6 +422,30 @@ async fn a_connection_that_is_not_read_still_sends() {
     client.expect_silence().await;
     node.sessions.context.set_lagging(false);
     client.expect(0xD0).await;
+}
+
+/// SUB-06, MQTT-3.8.4-1: a SUBSCRIBE or UNSUBSCRIBE that can't be stored is answered with an error
+/// and changes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_was_not_stored_is_refused() {
+    let node = Node::new(1 << 20);
+    let mut client = node.connect(5, b's').await;
+    let mut publisher = node.connect(5, b'p').await;
+    node.refuse();
+    client.send(0x82, &[0, 1, 0, 0, 1, b't', 1]).await;
+    assert_eq!(client.expect(0x90).await, [0, 1, 0, 0x80]);
+    node.well();
+    publisher.publish(false, 1, b"1").await;
+    publisher.see_through(1).await;
+    client.expect_silence().await;
+    client.subscribe().await;
+    node.refuse();
+    client.send(0xA2, &[0, 2, 0, 0, 1, b't']).await;
+    assert_eq!(client.expect(0xB0).await, [0, 2, 0, 0x80]);
+    node.well();
+    publisher.publish(false, 2, b"2").await;
+    publisher.see_through(2).await;
+    assert_eq!(client.take().await, b'2', "it is subscribed still");
 }
 
 /// OUT-2: a retained copy on its way into a queue is dropped when a newer value was stored before

@@ -30,15 +30,15 @@ pub use config::{
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{Applications, Kafka, KafkaSettings};
 pub use memory::{Faults, Memory, MemoryConfig};
-pub use moves::{Source, Taken};
+pub use moves::{Origin, Source, Taken};
 pub use peers::Peers;
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,
-    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, Origin, Page,
+    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId, Page,
     Position, PublishLog, QueueAppend, QueueEntry, QueueState, QueuedMessage, Resolver, Row,
     SourceId, StorageError, Table, TokenBucket,
 };
-pub use queue_key::{NodeId, QueueKey};
+pub use queue_key::QueueKey;
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
 pub use retained::{retained_message, retained_row};

@@ -1,9 +1,20 @@
-//! What a copy says that moves from one queue to another.
+//! What a shared group's copy says of what it rests on: the decision that picked its member, or the
+//! queue that it moves from.
 
 use std::sync::Arc;
 
-use super::ports::{DirectCopy, Origin, Position};
+use super::ports::{DirectCopy, Position};
 use super::queue_key::QueueKey;
+
+/// One decision about one message for one shared subscription: which member gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Origin {
+    /// Where the message stands, in the log that holds the decision, too.
+    pub position: Position,
+    pub index: u32,
+    /// Names the group: the hash of its whole filter.
+    pub group: u64,
+}
 
 /// A queue that copies are taken from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::moves::Taken;
+use super::moves::{Origin, Taken};
 use super::queue_key::QueueKey;
 use super::record::{Batch, MessageRef};
 use crate::cluster::Members;
@@ -95,16 +95,6 @@ pub struct DirectCopy {
     pub taken: Option<Taken>,
 }
 
-/// One decision about one message for one shared subscription: which member gets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Origin {
-    /// Where the message stands, in the log that holds the decision, too.
-    pub position: Position,
-    pub index: u32,
-    /// Names the group: the hash of its whole filter.
-    pub group: u64,
-}
-
 #[derive(Clone, Debug)]
 pub struct LogBatch {
     pub incarnation: u64,
@@ -159,14 +149,15 @@ pub trait PublishLog: Send + Sync {
         ticket: u64,
     );
 
-    /// Whether [`Self::append_retaining`] is there; else nobody else may come between two records.
+    /// Whether [`Self::append_retaining`] is there; else a retained message and its row are two
+    /// records, and whoever appends them keeps others from coming between.
     fn takes_retained(&self) -> bool {
         false
     }
 
     /// As `append`, durable; and those messages set, or without a payload delete, what is retained
-    /// for their topics, at the same place of the log: who stands below it gets them live, who
-    /// stands above finds them retained. Panics where nothing takes it.
+    /// for their topics, at the same place of the log: what stands below it gets them live, what
+    /// stands above finds them retained, and nobody both. Panics where nothing takes it.
     fn append_retaining(
         &self,
         _batch: Arc<Batch>,
@@ -208,7 +199,8 @@ pub trait LogConsumer: Send {
     /// log's end, whatever stands there. Cancel safe: yes.
     fn next(&mut self) -> BoxFuture<'_, Result<LogBatch, StorageError>>;
 
-    /// The last batch was routed: what it retains comes into force, before anybody is told.
+    /// The items of the last batch were routed; said before anybody is told so. What they retain
+    /// comes into force here.
     fn routed(&mut self) {}
 
     /// Everything up to `position` was dealt with. The backend asks for `state` only when it is
@@ -498,3 +490,7 @@ pub trait TokenBucket: Send + Sync {
     /// Gives unused tokens back; never above the capacity.
     fn give_back(&self, n: u64) -> BoxFuture<'_, Result<(), StorageError>>;
 }
+
+/// A node's name: `TB_SERVICE_ID`, else the host name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub Arc<str>);

@@ -68,7 +68,3 @@ impl fmt::Display for QueueKey {
         }
     }
 }
-
-/// A node's name: `TB_SERVICE_ID`, else the host name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub Arc<str>);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::conn::Conn;
 use super::context::Context;
 use super::lifecycle;
-use super::registry::Session;
+use super::registry::{Locked, Session};
 use super::rows::SessionRow;
 use crate::mqtt::ClientId;
 use crate::routing::{Lender, Returning};
@@ -50,7 +50,7 @@ enum Round {
 
 /// Hands out what waits, until the task is aborted.
 pub(super) async fn run(context: Arc<Context>) {
-    context.members.away.lock().extend(context.moves.away_members());
+    context.members.away.lock().extend(context.groups.away_members());
     let (mut pause, mut ended) = (LOOK_AGAIN, Instant::now());
     loop {
         let wait = match round(&context).await {
@@ -67,12 +67,12 @@ pub(super) async fn run(context: Arc<Context>) {
             }
         };
         if ended.elapsed() >= IDLE {
-            context.moves.end_rooms().await;
+            context.groups.end_rooms().await;
             ended = Instant::now();
         }
         tokio::select! {
             biased;
-            () = context.moves.woken() => {
+            () = context.groups.woken() => {
                 // Many come at once, now and then.
                 tokio::time::sleep(AT_ONCE).await;
                 pause = LOOK_AGAIN;
@@ -92,7 +92,7 @@ async fn round(context: &Arc<Context>) -> Result<Round, StorageError> {
             // The dispatcher is to know of it, too.
             context.progress.reached(context.log.end(0).offset).await;
         }
-        let takers = context.moves.takers(&client_id, &mut known);
+        let takers = context.groups.takers(&client_id, &mut known);
         full |= takers == Some(false);
         if !left && takers != Some(true) {
             continue;
@@ -104,7 +104,7 @@ async fn round(context: &Arc<Context>) -> Result<Round, StorageError> {
             full = true;
         }
     }
-    Ok(match context.moves.empty_rooms().await? {
+    Ok(match context.groups.empty_rooms().await? {
         Some(true) => Round::Moved,
         Some(false) => Round::Full,
         None if full => Round::Full,
@@ -119,7 +119,7 @@ async fn take_back(context: &Arc<Context>, client_id: &ClientId) -> Result<bool,
         return Ok(true);
     };
     let lender = lender(client_id, session, false);
-    match context.moves.give_back(&lender).await {
+    match context.groups.give_back(&lender).await {
         Err(StorageError::Fenced) => Ok(true),
         given => given,
     }
@@ -140,14 +140,14 @@ fn is_member(context: &Context, client_id: &ClientId) -> bool {
 pub(super) fn returning(context: &Context, conn: &Conn) -> Option<Returning> {
     let left = conn.outbox.give_back();
     let some = !left.is_empty();
-    some.then(|| context.moves.returning(&conn.client_id, conn.epoch, &left))
+    some.then(|| context.groups.returning(&conn.client_id, conn.epoch, &left))
 }
 
 /// A persistent session's client has gone.
 pub(super) fn went(context: &Context, client_id: &ClientId) {
     if is_member(context, client_id) {
         context.members.away.lock().insert(client_id.clone());
-        context.moves.wake();
+        context.groups.wake();
     }
 }
 
@@ -178,6 +178,15 @@ pub(super) fn retire(context: &Arc<Context>, client_id: &ClientId) {
     });
 }
 
+/// A session that was to end, and whose connection was cut, goes on: its end was not stored.
+pub(super) fn goes_on(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>) {
+    if let Some(session) = locked.session().as_mut().filter(|session| session.released) {
+        session.offline_since_ms.get_or_insert_with(clock::wall_ms);
+        session.released = false;
+        lifecycle::look(context, client_id, locked, true);
+    }
+}
+
 /// The same for a session that a claim of another one has ended, on whatever node it was.
 pub(super) async fn inherit(
     context: &Context,
@@ -206,7 +215,7 @@ async fn give_all_back(context: &Context, lender: Lender) {
         context.progress.queued(context.log.end(0).offset).await;
     }
     loop {
-        match context.moves.give_back(&lender).await {
+        match context.groups.give_back(&lender).await {
             Ok(_) | Err(StorageError::Fenced) => break,
             Err(error) => {
                 tracing::warn!(queue = %lender.queue, %error, "a member can't give back yet");
@@ -214,5 +223,5 @@ async fn give_all_back(context: &Context, lender: Lender) {
             }
         }
     }
-    context.moves.departed(lender.queue, lender.incarnation);
+    context.groups.departed(lender.queue, lender.incarnation);
 }
