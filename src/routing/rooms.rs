@@ -300,3 +300,77 @@ impl Takings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(offset: u64) -> Position {
+        Position { partition: 0, offset }
+    }
+
+    fn room(name: &str) -> Arc<str> {
+        Arc::from(name)
+    }
+
+    /// SHR-01: a room is busy from the decision on until a look finds it empty that knew of all
+    /// that was decided.
+    #[test]
+    fn a_room_is_busy_until_all_that_was_decided_is_gone() {
+        let (rooms, g) = (Rooms::default(), room("g"));
+        assert!(!rooms.is_busy("g"));
+        rooms.decided(&g);
+        assert!(rooms.is_busy("g") && !rooms.is_busy("h"));
+        let early = rooms.all_busy().remove(0);
+        rooms.stored("g", 11);
+        assert!(!rooms.found_empty(&early), "it is on its way");
+        let to = queue_of(Arc::clone(&g), false);
+        assert_eq!(rooms.passed(&g, &to, at(10)), (to.clone(), 11));
+        let look = rooms.all_busy().remove(0);
+        rooms.decided(&g);
+        rooms.stored("g", 21);
+        assert!(!rooms.found_empty(&look), "something was decided since");
+        assert_eq!(rooms.passed(&g, &to, at(20)), (to, 11), "one life");
+        assert!(rooms.found_empty(&rooms.all_busy().remove(0)));
+        assert!(!rooms.is_busy("g") && rooms.all().len() == 1);
+    }
+
+    /// SHR-3: rooms outlive a run, with their kinds and lives; a life ends once.
+    #[test]
+    fn rooms_are_known_again_and_end_once() {
+        let rooms = Rooms::default();
+        for (name, application, offset) in [("g", false, 4), ("app", true, 9)] {
+            let to = queue_of(room(name), application);
+            rooms.passed(&room(name), &to, at(offset));
+        }
+        let state = rooms.encode(&Judge::default());
+        let committed = Committed { state, ..Committed::default() };
+        let (_, again) = Rooms::decode(&committed, 30).expect("reads back");
+        let of = |view: View| (view.queue, view.incarnation, view.until);
+        let found: Vec<_> = again.all_busy().into_iter().map(of).collect();
+        let app = (QueueKey::Shared(room("app")), Some(10), 30);
+        assert_eq!(found, [app, (QueueKey::Group(room("g")), Some(5), 30)]);
+        assert_eq!(again.ended(&room("g"), 4), None, "an earlier life");
+        assert_eq!(again.ended(&room("g"), 5), Some(QueueKey::Group(room("g"))));
+        assert_eq!(again.ended(&room("g"), 5), None);
+        assert!(!again.is_busy("g") && again.is_busy("app"));
+        let old = Committed { state: Judge::default().encode(), ..Committed::default() };
+        let (_, none) = Rooms::decode(&old, 30).expect("an earlier version's state reads");
+        assert!(none.all().is_empty());
+    }
+
+    /// INV-2: an entry is taken once, until everybody has passed the record that took it.
+    #[test]
+    fn an_entry_is_taken_once() {
+        let mut takings = Takings::default();
+        assert!(takings.is_first(1, 7, at(10)) && !takings.is_first(1, 7, at(11)));
+        assert!(takings.is_first(1, 8, at(12)) && takings.is_first(2, 7, at(12)));
+        takings.settled(12);
+        assert!(takings.is_first(1, 7, at(20)) && !takings.is_first(1, 8, at(20)));
+        for seq in 0..2 * TAKINGS as u64 {
+            takings.is_first(3, seq, at(30));
+        }
+        assert!(takings.order.len() <= TAKINGS);
+        assert_eq!(takings.known.values().map(HashSet::len).sum::<usize>(), takings.order.len());
+    }
+}

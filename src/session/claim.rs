@@ -211,7 +211,11 @@ async fn win_alone(
     {
         // Nobody may acknowledge meanwhile what goes to others.
         cut(context, &ask.client_id, old);
-        groups::release(context, &ask.client_id, old).await;
+        let released = groups::release(context, &ask.client_id, old);
+        if tokio::time::timeout_at(deadline, released).await.is_err() {
+            groups::goes_on(context, &ask.client_id, locked);
+            return Err(ReasonCode::ServerUnavailable);
+        }
     }
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);

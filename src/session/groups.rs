@@ -1,7 +1,7 @@
 //! Shared groups as their members' sessions see them: one task that hands out what waits for
 //! groups, and what a session gives back when its client goes or it ends (docs/decisions/010).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,8 +31,9 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Members that may have something of their groups. Bounded by the number of sessions.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    /// Their clients are away.
-    away: Mutex<BTreeSet<ClientId>>,
+    /// Their clients are away. When to look at each again: one whose messages nobody can take now
+    /// is not looked at for a while.
+    away: Mutex<BTreeMap<ClientId, Instant>>,
     /// They have left a group, and may still have copies of it.
     left: Mutex<BTreeSet<ClientId>>,
 }
@@ -50,8 +51,9 @@ enum Round {
 
 /// Hands out what waits, until the task is aborted.
 pub(super) async fn run(context: Arc<Context>) {
-    context.members.away.lock().extend(context.groups.away_members());
     let (mut pause, mut ended) = (LOOK_AGAIN, Instant::now());
+    let away = context.groups.away_members();
+    context.members.away.lock().extend(away.into_iter().map(|client_id| (client_id, ended)));
     loop {
         let wait = match round(&context).await {
             Ok(Round::Moved) => {
@@ -85,7 +87,9 @@ pub(super) async fn run(context: Arc<Context>) {
 /// What older messages are in goes first: the queues of members that are away, then rooms.
 async fn round(context: &Arc<Context>) -> Result<Round, StorageError> {
     let (mut known, mut full) = (HashMap::new(), false);
-    let away: Vec<ClientId> = context.members.away.lock().iter().cloned().collect();
+    let now = Instant::now();
+    let due = |(client_id, at): (&ClientId, &Instant)| (*at <= now).then(|| client_id.clone());
+    let away: Vec<ClientId> = context.members.away.lock().iter().filter_map(due).collect();
     for client_id in away {
         let left = context.members.left.lock().contains(&client_id);
         if left {
@@ -102,6 +106,8 @@ async fn round(context: &Arc<Context>) -> Result<Round, StorageError> {
             context.members.left.lock().remove(&client_id);
         } else {
             full = true;
+            let later = Instant::now() + RETRY;
+            context.members.away.lock().entry(client_id).and_modify(|at| *at = later);
         }
     }
     Ok(match context.groups.empty_rooms().await? {
@@ -146,7 +152,7 @@ pub(super) fn returning(context: &Context, conn: &Conn) -> Option<Returning> {
 /// A persistent session's client has gone.
 pub(super) fn went(context: &Context, client_id: &ClientId) {
     if is_member(context, client_id) {
-        context.members.away.lock().insert(client_id.clone());
+        context.members.away.lock().insert(client_id.clone(), Instant::now());
         context.groups.wake();
     }
 }
@@ -180,7 +186,8 @@ pub(super) fn retire(context: &Arc<Context>, client_id: &ClientId) {
 
 /// A session that was to end, and whose connection was cut, goes on: its end was not stored.
 pub(super) fn goes_on(context: &Arc<Context>, client_id: &ClientId, locked: &mut Locked<'_>) {
-    if let Some(session) = locked.session().as_mut().filter(|session| session.released) {
+    let is_cut = |session: &&mut Session| session.live.is_none();
+    if let Some(session) = locked.session().as_mut().filter(is_cut) {
         session.offline_since_ms.get_or_insert_with(clock::wall_ms);
         session.released = false;
         lifecycle::look(context, client_id, locked, true);
