@@ -162,7 +162,13 @@ impl Outbox {
         let page = match page {
             Ok(page) => page,
             Err(error) => {
-                tracing::warn!(queue = %backlog.queue, %error, "queue can't be read");
+                match &error {
+                    // A newer connection has it: that is no fault.
+                    StorageError::Fenced => tracing::debug!(queue = %backlog.queue, %error),
+                    StorageError::Unavailable(_) | StorageError::Damaged(_) => {
+                        tracing::warn!(queue = %backlog.queue, %error, "queue can't be read");
+                    }
+                }
                 drop(channel);
                 return self.close(None);
             }

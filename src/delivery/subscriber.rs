@@ -1,13 +1,13 @@
 //! Who can receive: one slot per session, from its first subscription or connection to its end.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
 use super::Outbox;
-use crate::mqtt::ClientId;
+use crate::mqtt::{ByClientId, ClientId, HasClientId};
 
 /// A dense number for a slot, used again after the session has ended: what the trie stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,20 +119,26 @@ pub struct Slots {
 
 #[derive(Debug, Default)]
 struct Inner {
-    by_client: HashMap<ClientId, Arc<Slot>, ahash::RandomState>,
+    by_client: HashSet<ByClientId<Arc<Slot>>, ahash::RandomState>,
     by_id: Vec<Option<Arc<Slot>>>,
     free: Vec<u32>,
+}
+
+impl HasClientId for Arc<Slot> {
+    fn client_id(&self) -> &ClientId {
+        &self.client_id
+    }
 }
 
 impl Slots {
     /// The client's slot, made if there is none.
     pub fn ensure(&self, client_id: &ClientId) -> Arc<Slot> {
-        if let Some(slot) = self.inner.read().by_client.get(client_id) {
-            return Arc::clone(slot);
+        if let Some(slot) = self.by_client(client_id.as_str()) {
+            return slot;
         }
         let mut inner = self.inner.write();
-        if let Some(slot) = inner.by_client.get(client_id) {
-            return Arc::clone(slot);
+        if let Some(slot) = inner.by_client.get(client_id.as_str()) {
+            return Arc::clone(&slot.0);
         }
         let number = inner.free.pop().unwrap_or(inner.by_id.len() as u32);
         let slot = Arc::new(Slot {
@@ -143,7 +149,7 @@ impl Slots {
             connected_elsewhere: AtomicBool::new(false),
             home: Mutex::default(),
         });
-        inner.by_client.insert(client_id.clone(), Arc::clone(&slot));
+        inner.by_client.insert(ByClientId(Arc::clone(&slot)));
         if number as usize == inner.by_id.len() {
             inner.by_id.push(None);
         }
@@ -152,7 +158,7 @@ impl Slots {
     }
 
     pub fn by_client(&self, client_id: &str) -> Option<Arc<Slot>> {
-        self.inner.read().by_client.get(client_id).cloned()
+        self.inner.read().by_client.get(client_id).map(|slot| Arc::clone(&slot.0))
     }
 
     pub fn by_id(&self, id: SlotId) -> Option<Arc<Slot>> {

@@ -11,7 +11,7 @@ mod reason;
 mod topic;
 mod version;
 
-pub use client_id::ClientId;
+pub use client_id::{ByClientId, ClientId, HasClientId};
 pub use message::{Delivery, RetainHandling, SubscriptionOptions};
 pub use packet_id::PacketId;
 pub use qos::QoS;

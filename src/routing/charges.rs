@@ -10,7 +10,7 @@ use super::assign::Assignment;
 use super::decisions::{Decisions, recipient};
 use super::dispatcher::{Parts, item, lost};
 use super::runs::{Copy, Runs};
-use crate::delivery::Slot;
+use crate::delivery::{Slot, SlotView};
 use crate::limits::{RateKey, RateTable};
 use crate::mqtt::ClientId;
 use crate::storage::{DirectCopy, LogBatch, Origin, Purse};
@@ -131,8 +131,13 @@ impl Parts {
         }
         let mut wanted: Vec<(u32, u32)> = Vec::new();
         for run in runs.iter() {
-            let slot = self.slots.by_id(run.slot).map(|slot| slot.view());
-            if slot.is_some_and(|slot| slot.persistent && !slot.application) {
+            let Some(slot) = self.slots.by_id(run.slot) else { continue };
+            // Another node asks for its own.
+            if self.here.as_ref().is_some_and(|here| here.is_elsewhere(&slot)) {
+                continue;
+            }
+            let SlotView { persistent, application, .. } = slot.view();
+            if persistent && !application {
                 let queued = run.copies.iter().filter(|copy| copy.is_queued());
                 wanted.extend(queued.map(|copy| (copy.item, copy.index)));
             }

@@ -153,6 +153,7 @@ pub async fn run(
             parts.hand_over(&batch, stretch, &runs, &mut decisions).await;
         }
         fail_point::pass("batch.dispatched");
+        consumer.routed();
         decisions.passed(batch.end);
         parts.subscriptions.advance(batch.end.offset);
         if parts.backlog.routed(&parts.progress, batch.end) {

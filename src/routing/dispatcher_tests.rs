@@ -16,7 +16,7 @@ use crate::mqtt::{ClientId, Delivery, ProtocolVersion, QoS, SubscriptionOptions,
 use crate::storage::{
     AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind,
     LogBatch, LogItem, Memory, MemoryConfig, MessageRef, MessageView, Position, Publisher,
-    QueueKey, Row, Stores, Table,
+    QueueKey, Row, Stores, Table, retained_row,
 };
 use crate::telemetry::task;
 
@@ -117,7 +117,7 @@ async fn retained_copies_and_messages_keep_the_order_of_the_log() {
     let queue = QueueKey::Client(client_id.clone());
     stores.queues.open(&queue, 1).await.expect("a healthy backend opens");
     let retained = RetainedTable::new(None, None);
-    let value = RetainedTable::row(&MessageRef::new(batch("kept"), 0)).value;
+    let value = retained_row(&MessageRef::new(batch("kept"), 0)).value;
     retained.load(&value.expect("a payload is kept")).expect("it was encoded just now");
     let parts = parts(&stores, retained);
     let view = SlotView { incarnation: 1, persistent: true, outbox: None, ..SlotView::default() };

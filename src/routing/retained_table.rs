@@ -1,17 +1,15 @@
 //! The retained messages in force, as a follower of their table.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::retained::{Cursor, Retained};
-use crate::storage::{Batch, Follower, MessageRef, Position, Row, StorageError, Table};
+use crate::storage::{Follower, MessageRef, Position, Row, StorageError, Table, retained_message};
 use crate::telemetry::{clock, metrics};
 
-const VERSION: u8 = 1;
 /// Values looked at under one lock, so that a writer never waits for a whole scan.
 pub(super) const PAGE: usize = 256;
 /// Expired values taken out under one lock.
@@ -77,22 +75,6 @@ impl RetainedTable {
         Self { inner, coming, order, max_count, max_bytes }
     }
 
-    /// The row that sets, or with an empty payload deletes, the retained message of a topic
-    /// (MQTT-3.3.1-5, -6).
-    pub fn row(message: &MessageRef) -> Row {
-        let view = message.view();
-        let key = Bytes::copy_from_slice(view.topic.as_bytes());
-        let value = (!view.payload.is_empty()).then(|| {
-            let alone = message.detached();
-            let body = alone.batch().body();
-            let mut value = Vec::with_capacity(1 + body.len());
-            value.push(VERSION);
-            value.extend_from_slice(body);
-            Bytes::from(value)
-        });
-        Row { table: Table::Retained, key, value }
-    }
-
     /// Admits a value of this size, if the caps allow it. It is to be stored, or to be taken back
     /// by [`Self::abandon`].
     pub fn admit(&self, topic: &str, bytes: usize) -> bool {
@@ -132,7 +114,7 @@ impl RetainedTable {
     }
 
     pub fn load(&self, value: &[u8]) -> Result<(), StorageError> {
-        let message = parse(value)?;
+        let message = retained_message(value)?;
         self.set(&message);
         Ok(())
     }
@@ -201,19 +183,6 @@ fn tell(inner: &Retained<MessageRef>) {
     metrics::RETAIN_TRIE_SIZE.set(inner.len() as i64);
 }
 
-fn parse(value: &[u8]) -> Result<MessageRef, StorageError> {
-    match value.split_first() {
-        Some((&VERSION, body)) => {
-            let batch = Batch::parse(Bytes::copy_from_slice(body))?;
-            if batch.len() != 1 {
-                return Err(StorageError::Damaged("a retained row holds not one message".into()));
-            }
-            Ok(MessageRef::new(Arc::new(batch), 0))
-        }
-        _ => Err(StorageError::Damaged("a retained row of unknown version".into())),
-    }
-}
-
 impl Follower for RetainedTable {
     fn apply(&self, _position: Position, row: &Row) {
         let Some(value) = &row.value else {
@@ -223,7 +192,7 @@ impl Follower for RetainedTable {
             }
             return tell(&inner);
         };
-        match parse(value) {
+        match retained_message(value) {
             Ok(message) => self.set(&message),
             Err(error) => tracing::error!(%error, "a retained row was not understood"),
         }

@@ -3,13 +3,13 @@
 //! many claims are under way. A claim that comes to a full house is known from then on as one too
 //! many: it is not counted, and whoever made it takes it back.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use bytes::Bytes;
 
 use super::config::Config;
 use super::rows::SessionRow;
-use crate::mqtt::ClientId;
+use crate::mqtt::{ByClientId, ClientId, HasClientId};
 
 /// Of what there would be one too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub(super) enum Excess {
 /// were read, which the table's own memory shares.
 #[derive(Debug)]
 struct Entry {
+    client_id: ClientId,
     row: Bytes,
     /// Where it was put.
     position: u64,
@@ -34,6 +35,12 @@ struct Entry {
 impl Entry {
     fn read(&self) -> Option<SessionRow> {
         SessionRow::decode(&self.row).ok()
+    }
+}
+
+impl HasClientId for Box<Entry> {
+    fn client_id(&self) -> &ClientId {
+        &self.client_id
     }
 }
 
@@ -52,7 +59,7 @@ impl Count {
 /// Bounded by the number of sessions of the cluster, and of claims that are under way.
 #[derive(Debug, Default)]
 pub(super) struct Census {
-    entries: HashMap<ClientId, Entry, ahash::RandomState>,
+    entries: HashSet<ByClientId<Box<Entry>>, ahash::RandomState>,
     sessions: Count,
     applications: Count,
 }
@@ -66,21 +73,25 @@ impl Census {
         }
     }
 
+    fn entry(&self, client_id: &ClientId) -> Option<&Entry> {
+        self.entries.get(client_id.as_str()).map(|one| &*one.0)
+    }
+
     pub(super) fn get(&self, client_id: &ClientId) -> Option<SessionRow> {
-        self.entries.get(client_id)?.read()
+        self.entry(client_id)?.read()
     }
 
     /// The row and where it was put.
     pub(super) fn row(&self, client_id: &ClientId) -> Option<(u64, Bytes)> {
-        self.entries.get(client_id).map(|entry| (entry.position, entry.row.clone()))
+        self.entry(client_id).map(|entry| (entry.position, entry.row.clone()))
     }
 
     pub(super) fn epoch(&self, client_id: &ClientId) -> Option<u64> {
-        self.entries.get(client_id).map(|entry| entry.epoch)
+        self.entry(client_id).map(|entry| entry.epoch)
     }
 
     pub(super) fn clients(&self) -> Vec<ClientId> {
-        self.entries.keys().cloned().collect()
+        self.entries.iter().map(|one| one.0.client_id.clone()).collect()
     }
 
     pub(super) fn is_full(&self, of: Excess) -> bool {
@@ -131,11 +142,11 @@ impl Census {
     }
 
     fn take(&mut self, client_id: &ClientId) -> Option<Entry> {
-        let entry = self.entries.remove(client_id)?;
+        let ByClientId(entry) = self.entries.take(client_id.as_str())?;
         let by = u64::from(entry.counts);
         self.sessions.is -= by;
         self.applications.is -= if entry.application { by } else { 0 };
-        Some(entry)
+        Some(*entry)
     }
 
     fn put(
@@ -149,7 +160,9 @@ impl Census {
         let by = u64::from(counts);
         self.sessions.is += by;
         self.applications.is += if application { by } else { 0 };
-        self.entries.insert(client_id.clone(), Entry { row, position, epoch, application, counts });
+        let client_id = client_id.clone();
+        let entry = Entry { client_id, row, position, epoch, application, counts };
+        self.entries.insert(ByClientId(Box::new(entry)));
     }
 }
 

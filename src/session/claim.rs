@@ -155,6 +155,7 @@ async fn open(
     let Some(queue) = queue.filter(|_| context.directory.is_some()) else { return Ok(None) };
     let opened = context.queues.open_as(queue, incarnation, epoch).await;
     if let Err(error) = &opened
+        && !matches!(error, StorageError::Fenced)
         && let Some(unsaid) = NO_QUEUE.ready()
     {
         tracing::warn!(%queue, %error, unsaid, "a session is refused: its queue can't be opened");
@@ -186,6 +187,8 @@ async fn attach_queue(
     };
     match state {
         Ok(state) => conn.outbox.attach_queue(queue, &state),
+        // A newer connection has it.
+        Err(StorageError::Fenced) => conn.end(End::TakenOver),
         Err(error) => {
             tracing::warn!(client = %conn.client_id, %error, "the queue can't be opened");
             conn.end(End::Storage);

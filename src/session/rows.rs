@@ -10,7 +10,7 @@ use crate::mqtt::{ClientId, ProtocolVersion, QoS};
 use crate::routing::{RetainedTable, decode_row, encode_row};
 use crate::storage::{
     Batch, BatchBuilder, InForce, Kind, MessageRef, MessageView, Position, Publisher, Row,
-    StorageError, Table,
+    StorageError, Table, retained_row,
 };
 use crate::telemetry::clock;
 
@@ -305,7 +305,7 @@ impl WillRow {
         let view = message.view();
         let bytes = view.payload.len() + view.properties.len();
         let fits = view.payload.is_empty() || self.retain && table.admit(view.topic, bytes);
-        (self.retain && fits).then(|| RetainedTable::row(&message))
+        (self.retain && fits).then(|| retained_row(&message))
     }
 }
 

@@ -128,24 +128,23 @@ fn is_paid_for(context: &Context, will: &Batch) -> bool {
 }
 
 fn append(context: &Context, batch: &Arc<Batch>, retained: Option<&Row>) -> Vec<Settled> {
-    let mut open = Vec::new();
+    let (sink, settled) = once();
+    let mut open = vec![settled];
+    let batch = Arc::clone(batch);
+    let Some(row) = retained else {
+        context.log.append(batch, Durability::Durable, sink, 0);
+        return open;
+    };
+    if context.log.takes_retained() {
+        context.log.append_retaining(batch, &[0], sink, 0);
+        return open;
+    }
+    let (of_row, settled) = once();
     context.retained.together(|| {
-        let mut put = || {
-            let Some(row) = retained else { return };
-            let (sink, settled) = once();
-            context.tables.put(vec![row.clone()], Durability::Durable, sink, 0);
-            open.push(settled);
-        };
-        let (sink, settled) = once();
-        if context.directory.is_some() {
-            put();
-            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
-        } else {
-            context.log.append(Arc::clone(batch), Durability::Durable, sink, 0);
-            put();
-        }
-        open.push(settled);
+        context.log.append(batch, Durability::Durable, sink, 0);
+        context.tables.put(vec![row.clone()], Durability::Durable, of_row, 0);
     });
+    open.push(settled);
     open
 }
 

@@ -16,6 +16,7 @@ mod queue_key;
 mod quota;
 pub mod record;
 pub mod redis;
+mod retained;
 mod settle;
 
 pub use self::redis::{
@@ -38,4 +39,5 @@ pub use ports::{
 pub use queue_key::QueueKey;
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};
 pub use record::{Batch, BatchBuilder, Kind, MessageRef, MessageView, Publisher};
+pub use retained::{retained_message, retained_row};
 pub use settle::{Settled, Unwatched, once};

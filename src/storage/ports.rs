@@ -156,6 +156,25 @@ pub trait PublishLog: Send + Sync {
         ticket: u64,
     );
 
+    /// Whether [`Self::append_retaining`] is there; else a retained message and its row are two
+    /// records, and whoever appends them keeps others from coming between.
+    fn takes_retained(&self) -> bool {
+        false
+    }
+
+    /// As `append`, durable; and those messages set, or without a payload delete, what is retained
+    /// for their topics, at the same place of the log: what stands below it gets them live, what
+    /// stands above finds them retained, and nobody both. Panics where nothing takes it.
+    fn append_retaining(
+        &self,
+        _batch: Arc<Batch>,
+        _retained: &[u32],
+        _sink: Arc<dyn AppendSink>,
+        _ticket: u64,
+    ) {
+        unreachable!("the caller asks `takes_retained`")
+    }
+
     /// Appends copies for one queue, made by this node: the only other way into a queue.
     fn append_direct(
         &self,
@@ -186,6 +205,10 @@ pub trait LogConsumer: Send {
     /// that the one before was dealt with. When the consumer has caught up, `end` reaches the
     /// log's end, whatever stands there. Cancel safe: yes.
     fn next(&mut self) -> BoxFuture<'_, Result<LogBatch, StorageError>>;
+
+    /// The items of the last batch were routed; said before anybody is told so. What they retain
+    /// comes into force here.
+    fn routed(&mut self) {}
 
     /// Everything up to `position` was dealt with. The backend asks for `state` only when it is
     /// about to make the commit durable, and keeps both together: after a crash either an older
@@ -262,8 +285,7 @@ impl fmt::Debug for Resolver {
 /// * `put` stores all its rows or none, in order; positions are total per key and rise over
 ///   restarts. `Relaxed` rows keep their place among durable ones of the same key, are applied to
 ///   followers without waiting for the medium, and may be forgotten by a restart.
-/// * A retained row is put before its publish is appended: so whoever subscribes in between gets
-///   the message, from the store or live.
+/// * A retained message and its row stand in one record, or the row right behind the message.
 /// * `load` visits the newest live row of every key with the position it was put at, everything
 ///   settled before the process started included. Call it, then `follow`, before the first `put`.
 /// * Of subscriptions and retained messages, `load` visits those that were in force at the

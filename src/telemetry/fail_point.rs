@@ -9,6 +9,7 @@ mod armed {
     use std::path::{Path, PathBuf};
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     struct Armed {
         name: String,
@@ -46,6 +47,8 @@ mod armed {
         use rustix::process::{Signal, getpid, kill_process};
         let stopped =
             std::fs::remove_file(fuse).is_ok() && kill_process(getpid(), Signal::STOP).is_ok();
+        // Another thread may be the first to hear of it; this one must not go on meanwhile.
+        std::thread::sleep(Duration::from_millis(500));
         tracing::warn!(stopped, "stood still at a fail point");
     }
 }

@@ -239,11 +239,14 @@ fn a_riot_of_equal_ids_harms_nobody() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    for number in 1..=5 {
-        let clean = Connect::v5(format!("x{number}"));
-        Client::connect(&broker, &clean).disconnect();
-    }
-    broker.await_metric("allClientSessions", 1.0);
+    // A CONNECT whose socket was broken at once may come to its turn behind a clean one.
+    broker.eventually("nothing is left but the canary", |broker| {
+        for number in 1..=5 {
+            let clean = Connect::v5(format!("x{number}"));
+            Client::connect(broker, &clean).disconnect();
+        }
+        broker.metric("allClientSessions") == Some(1.0)
+    });
     broker.await_metric("subscriptions", 1.0);
     broker.await_metric("connectedSessions", 1.0);
     assert!(broker.is_running());

@@ -15,6 +15,7 @@ mod cable;
 mod contract;
 #[path = "../crash/crew.rs"]
 mod crew;
+mod crossing;
 mod fail_points;
 mod faults;
 mod flow;

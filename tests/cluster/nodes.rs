@@ -81,6 +81,44 @@ fn a_message_reaches_the_subscribers_of_every_node() {
     assert_eq!(here.take().payload(), "nothing before");
 }
 
+/// RET, SUB, OUT-2: whoever subscribes on one node while a topic's retained message is replaced on
+/// another gets each value once: first the retained one, then those behind it, none missing.
+#[test]
+fn a_value_is_retained_or_live_and_never_both() {
+    const ROUNDS: usize = 40;
+    let Some(nodes) = nodes(2, &[]) else { return };
+    let mut publisher = client(&nodes[0], "publisher");
+    publisher.retain("k", "0");
+    let over = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut value = 0;
+            while over.load(Ordering::Relaxed) == 0 {
+                value += 1;
+                publisher.retain("k", value.to_string());
+            }
+        });
+        // Ends the publisher, also when an assertion ends this thread.
+        let _end = Defer(|| over.store(1, Ordering::Relaxed));
+        for round in 0..ROUNDS {
+            let mut subscriber = client(&nodes[1], &format!("s{round}"));
+            subscriber.subscribe("k", (round % 3) as u8);
+            let values = payloads(&mut subscriber, 4);
+            let values: Vec<usize> = values.iter().map(|value| value.parse().unwrap()).collect();
+            let expected: Vec<usize> = (values[0]..values[0] + 4).collect();
+            assert_eq!(values, expected, "round {round}");
+        }
+    });
+}
+
+struct Defer<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Defer<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// TKO-01, SES-06, SES-08, WIL-01: a client that comes to another node takes its session with it;
 /// the old connection is told 0x8E; what is queued comes once and in order; a Will goes out as on
 /// one node.

@@ -20,7 +20,8 @@ use crate::limits;
 use crate::mqtt::{PacketId, QoS, ReasonCode, topic_str};
 use crate::routing::RetainedTable;
 use crate::storage::{
-    AppendSink, BatchBuilder, Charge, Durability, Kind, MessageRef, MessageView, Publisher,
+    AppendSink, BatchBuilder, Charge, Durability, Kind, MessageRef, MessageView, Publisher, Row,
+    retained_row,
 };
 use crate::telemetry::{self, Direction, DropReason, clock, metrics};
 
@@ -403,8 +404,9 @@ impl Inbound {
         let batch = batch.finish();
         let refer = |index| MessageRef::new(Arc::clone(&batch), index);
         let retained: Vec<_> = hand.retained.into_iter().map(refer).collect();
-        let rows: Vec<_> = retained.iter().map(RetainedTable::row).collect();
-        let waits = 1 + u8::from(!rows.is_empty());
+        let context = &self.context;
+        let in_one = context.log.takes_retained();
+        let waits = if retained.is_empty() || in_one { 1 } else { 2 };
         let messages = batch.len();
         metrics::PUBLISHED_TOTAL.add(messages as u64);
         if !hand.staged.is_empty() {
@@ -412,28 +414,23 @@ impl Inbound {
             hand.staged.into_iter().for_each(|(id, state)| open.set(id, state));
         }
         let (acks, exchanges, charge) = (hand.acks, hand.exchanges, hand.charge);
+        let indices: Vec<u32> = retained.iter().map(|one| one.index() as u32).collect();
+        let rows: Vec<Row> = retained.iter().filter(|_| !in_one).map(retained_row).collect();
         let load = Load { acks, messages, bytes, exchanges, waits, retained, charge };
         let ticket = self.window.enter(load);
         let client = &self.publisher.client_id;
         tracing::trace!(stop = 5, %client, ticket, messages, bytes, "handed to the log");
         let sink: Arc<dyn AppendSink> = Arc::clone(&self.window) as _;
-        let durable = hand.durable || !rows.is_empty();
-        let durability = if durable { Durability::Durable } else { Durability::Relaxed };
-        let context = &self.context;
-        if rows.is_empty() {
+        if indices.is_empty() {
+            let durability = if hand.durable { Durability::Durable } else { Durability::Relaxed };
             return context.log.append(batch, durability, sink, ticket);
         }
-        let of_rows = Arc::clone(&sink);
-        let put = || context.tables.put(rows, Durability::Durable, of_rows, ticket);
+        if in_one {
+            return context.log.append_retaining(batch, &indices, sink, ticket);
+        }
         context.retained.together(|| {
-            if context.directory.is_some() {
-                // Another node's subscription may come between: it must not miss both.
-                put();
-                context.log.append(batch, durability, sink, ticket);
-            } else {
-                context.log.append(batch, durability, sink, ticket);
-                put();
-            }
+            context.log.append(batch, Durability::Durable, Arc::clone(&sink), ticket);
+            context.tables.put(rows, Durability::Durable, sink, ticket);
         });
     }
 

@@ -23,7 +23,8 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_MESSAGES: usize = 4096;
 
 enum Fed {
-    Item(LogItem, usize),
+    /// With what it retains, which comes into force when it was routed.
+    Item(LogItem, usize, Vec<Row>),
     /// Retained rows: applied when the consumer has passed what stands before them.
     Retained(Vec<Row>),
     /// What the consumer must know before what stands behind it; the second says that nothing of
@@ -88,13 +89,13 @@ impl Feed {
     }
 
     /// The consumer may have it: whoever appended it was told.
-    pub(super) fn item(&self, offset: u64, item: LogItem) {
+    pub(super) fn item(&self, offset: u64, item: LogItem, retained: Vec<Row>) {
         let mut inner = self.inner.lock();
         let batch = batch_of(&item);
         let (bytes, messages) = (batch.body().len(), batch.len());
         inner.bytes += bytes;
         inner.messages += messages;
-        inner.fed.push_back((offset, Fed::Item(item, messages)));
+        inner.fed.push_back((offset, Fed::Item(item, messages, retained)));
         self.read(inner, offset);
     }
 
@@ -170,15 +171,20 @@ impl Feed {
     fn take(&self, incarnation: u64) -> Taken {
         let mut inner = self.inner.lock();
         let (mut items, mut changes) = (Vec::new(), Vec::new());
-        let (mut bytes, mut messages) = (0, 0);
+        let (mut bytes, mut messages, mut retained) = (0, 0, None);
         loop {
             let full = bytes >= BATCH_BYTES || messages >= BATCH_MESSAGES;
             match inner.fed.pop_front() {
-                Some((offset, Fed::Item(item, count))) if !full => {
+                Some((offset, Fed::Item(item, count, rows))) if !full => {
                     let size = batch_of(&item).body().len();
                     (bytes, messages) = (bytes + size, messages + count);
                     (inner.bytes, inner.messages) = (inner.bytes - size, inner.messages - count);
                     items.push((at(offset), item));
+                    if !rows.is_empty() {
+                        // What stands behind it is routed with these in force.
+                        retained = Some((at(offset), rows));
+                        break;
+                    }
                 }
                 Some((offset, Fed::Change(change, parts))) if !parts || items.is_empty() => {
                     changes.push((at(offset), change));
@@ -200,7 +206,7 @@ impl Feed {
             return inner.fault.clone().map_or(Taken::Nothing, Taken::Fault);
         }
         inner.told = inner.told.max(end);
-        Taken::Batch(LogBatch { incarnation, changes, items, end: at(end) })
+        Taken::Batch(LogBatch { incarnation, changes, items, end: at(end) }, retained)
     }
 }
 
@@ -209,7 +215,7 @@ fn at(offset: u64) -> Position {
 }
 
 enum Taken {
-    Batch(LogBatch),
+    Batch(LogBatch, Option<(Position, Vec<Row>)>),
     Retained(Position, Vec<Row>),
     Fault(StorageError),
     Nothing,
@@ -225,6 +231,16 @@ pub(super) struct Consumer {
     pub(super) incarnation: u64,
     /// The nodes as of what was handed out.
     pub(super) members: Arc<Members>,
+    /// What the last batch retains.
+    pub(super) retained: Option<(Position, Vec<Row>)>,
+}
+
+impl Consumer {
+    fn tell(&self, position: Position, rows: &[Row]) {
+        if let Some(tables) = &self.tables {
+            tables.tell_retained(position, rows);
+        }
+    }
 }
 
 impl LogConsumer for Consumer {
@@ -233,7 +249,8 @@ impl LogConsumer for Consumer {
             loop {
                 let arrived = self.feed.arrived.notified();
                 match self.feed.take(self.incarnation) {
-                    Taken::Batch(batch) => {
+                    Taken::Batch(batch, retained) => {
+                        self.retained = retained;
                         for (_, change) in &batch.changes {
                             if let Change::Nodes(members) = change {
                                 self.members = Arc::clone(members);
@@ -241,16 +258,18 @@ impl LogConsumer for Consumer {
                         }
                         return Ok(batch);
                     }
-                    Taken::Retained(position, rows) => {
-                        if let Some(tables) = &self.tables {
-                            tables.tell_retained(position, &rows);
-                        }
-                    }
+                    Taken::Retained(position, rows) => self.tell(position, &rows),
                     Taken::Fault(error) => return Err(error),
                     Taken::Nothing => arrived.await,
                 }
             }
         })
+    }
+
+    fn routed(&mut self) {
+        if let Some((position, rows)) = self.retained.take() {
+            self.tell(position, &rows);
+        }
     }
 
     fn passed(&mut self, position: Position) {
@@ -286,19 +305,33 @@ mod tests {
     fn a_retained_row_parts_batches() {
         let feed = Feed::new(1);
         feed.waits(1, &sample("p", &["x"], None));
-        feed.item(1, item());
+        feed.item(1, item(), Vec::new());
         feed.rows(2, retained());
-        feed.item(3, item());
+        feed.item(3, item(), Vec::new());
         feed.rows(4, Vec::new());
-        let Taken::Batch(first) = feed.take(9) else { panic!("a batch waits") };
+        let Taken::Batch(first, _) = feed.take(9) else { panic!("a batch waits") };
         assert_eq!((first.items.len(), first.end.offset, first.incarnation), (1, 2, 9));
         assert!(matches!(feed.take(9), Taken::Retained(position, _) if position == at(2)));
-        let Taken::Batch(second) = feed.take(9) else { panic!("a batch waits") };
+        let Taken::Batch(second, _) = feed.take(9) else { panic!("a batch waits") };
         assert_eq!((second.items[0].0, second.end), (at(3), at(5)));
         assert!(matches!(feed.take(9), Taken::Nothing));
         assert!(feed.lag().0 > 0);
         feed.passed(4);
         assert_eq!(feed.lag(), (0, 0));
+    }
+
+    /// RET: what a message retains comes into force behind it, and before anything that follows.
+    #[test]
+    fn what_is_retained_ends_its_batch() {
+        let feed = Feed::new(1);
+        feed.item(1, item(), Vec::new());
+        feed.item(2, item(), retained());
+        feed.item(3, item(), Vec::new());
+        let Taken::Batch(first, rows) = feed.take(9) else { panic!("a batch waits") };
+        assert_eq!((first.items.len(), first.end), (2, at(3)));
+        assert_eq!(rows, Some((at(2), retained())));
+        let Taken::Batch(second, rows) = feed.take(9) else { panic!("a batch waits") };
+        assert_eq!((second.items.len(), second.end, rows), (1, at(4), None));
     }
 
     /// INV-5: a full feed holds the reader until the consumer has taken something.
@@ -307,11 +340,11 @@ mod tests {
         let feed = Feed::new(1);
         let large = "x".repeat(FEED_BYTES / 2);
         for offset in 1..4 {
-            feed.item(offset, LogItem::Publishes(sample("p", &[&large], None)));
+            feed.item(offset, LogItem::Publishes(sample("p", &[&large], None)), Vec::new());
         }
         assert!(!feed.wait_for_room(Duration::from_millis(1)));
-        assert!(matches!(feed.take(1), Taken::Batch(_)));
-        assert!(feed.wait_for_room(Duration::ZERO) || matches!(feed.take(1), Taken::Batch(_)));
+        assert!(matches!(feed.take(1), Taken::Batch(..)));
+        assert!(feed.wait_for_room(Duration::ZERO) || matches!(feed.take(1), Taken::Batch(..)));
         assert!(feed.wait_for_room(Duration::ZERO));
     }
 }

@@ -4,6 +4,7 @@
 //! ```text
 //! mark (header `sluice`): version u8 · kind u8 · writer u64 · number u64, little endian
 //! Publishes: the batch                       number: the writer's how-manieth append
+//! Retaining: how many u32 · which messages of it are retained u32 … · the batch    likewise
 //! Direct:    head length u32 · head · batch  likewise
 //! Rows:      all rows of one put             the writer's how-manieth put
 //! Relaxed:   likewise, to be forgotten       likewise
@@ -21,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Members;
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::storage::{
-    Batch, DirectCopy, LogItem, Origin, Position, QueueKey, Row, StorageError, Table,
+    Batch, DirectCopy, LogItem, MessageRef, Origin, Position, QueueKey, Row, StorageError, Table,
+    retained_row,
 };
 
 /// The only version there is of each kind; another one is refused.
@@ -39,6 +41,8 @@ pub(super) enum RecordKind {
     /// Rows that may be forgotten: applied, and never written behind.
     Relaxed = 6,
     Word = 7,
+    /// Publishes that set or delete what is retained.
+    Retaining = 8,
 }
 
 /// What every record of ours carries in its header.
@@ -83,6 +87,7 @@ impl Mark {
             5 => RecordKind::State,
             6 => RecordKind::Relaxed,
             7 => RecordKind::Word,
+            8 => RecordKind::Retaining,
             other => return Err(damaged(&format!("a record of kind {other} is not known"))),
         };
         let number = |at: usize| {
@@ -169,10 +174,43 @@ fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
 
 /// What a consumer is given for a record of messages.
 pub(super) fn log_item(kind: RecordKind, payload: &[u8]) -> Result<LogItem, StorageError> {
-    if kind == RecordKind::Direct {
-        return decode_direct(payload);
-    }
+    let payload = match kind {
+        RecordKind::Direct => return decode_direct(payload),
+        RecordKind::Retaining => split_retained(payload)?.1,
+        _ => payload,
+    };
     Ok(LogItem::Publishes(Arc::new(Batch::parse(Bytes::copy_from_slice(payload))?)))
+}
+
+// === publishes that are retained ===
+
+pub(super) fn encode_retaining(retained: &[u32], batch: &Batch) -> Vec<u8> {
+    let mut record = Vec::with_capacity(4 + 4 * retained.len() + batch.body().len());
+    record.extend_from_slice(&(retained.len() as u32).to_le_bytes());
+    retained.iter().for_each(|index| record.extend_from_slice(&index.to_le_bytes()));
+    record.extend_from_slice(batch.body());
+    record
+}
+
+/// The indices, and the batch.
+fn split_retained(payload: &[u8]) -> Result<(&[[u8; 4]], &[u8]), StorageError> {
+    let bad = || damaged("a record of retained messages ends too early");
+    let (count, rest) = payload.split_first_chunk::<4>().ok_or_else(bad)?;
+    let count = u32::from_le_bytes(*count) as usize;
+    let (indices, body) = rest.split_at_checked(count.saturating_mul(4)).ok_or_else(bad)?;
+    Ok((indices.as_chunks::<4>().0, body))
+}
+
+/// What a record sets or deletes, in its order.
+pub(super) fn retained_rows(payload: &[u8], batch: &Arc<Batch>) -> Result<Vec<Row>, StorageError> {
+    let (indices, _) = split_retained(payload)?;
+    let row = |index: &[u8; 4]| {
+        let index = u32::from_le_bytes(*index) as usize;
+        let message = (index < batch.len()).then(|| MessageRef::new(Arc::clone(batch), index));
+        let message = message.ok_or_else(|| damaged("a retained message that is not there"))?;
+        Ok(retained_row(&message))
+    };
+    indices.iter().map(row).collect()
 }
 
 // === rows ===
@@ -306,6 +344,24 @@ mod tests {
         assert_eq!(decode_rows(&encode_rows(&rows)).expect("reads back"), rows);
     }
 
+    /// RET: what a publish retains is found in its own record.
+    #[test]
+    fn a_record_says_what_it_retains() {
+        let batch = batch_of("p", &["a", "b", "c"], None);
+        let payload = encode_retaining(&[0, 2], &batch);
+        let LogItem::Publishes(read) = log_item(RecordKind::Retaining, &payload).expect("reads")
+        else {
+            panic!("these are publishes");
+        };
+        assert_eq!(read.body(), batch.body());
+        let row = |index| retained_row(&MessageRef::new(Arc::clone(&batch), index));
+        assert_eq!(retained_rows(&payload, &read).expect("reads"), [row(0), row(2)]);
+        for cut in 0..12 {
+            assert!(log_item(RecordKind::Retaining, &payload[..cut]).is_err(), "cut at {cut}");
+        }
+        assert!(retained_rows(&encode_retaining(&[3], &batch), &read).is_err());
+    }
+
     /// An unknown version or kind stops us rather than being guessed at.
     #[test]
     fn what_is_not_known_is_refused() {
@@ -313,7 +369,7 @@ mod tests {
         let headers = mark.headers();
         let bytes = headers.get(0).value.expect("a value").to_vec();
         assert_eq!(Mark::decode(&bytes).expect("reads back"), mark);
-        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 8)] {
+        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 9)] {
             let mut other = bytes.clone();
             other[at] = value;
             assert!(Mark::decode(&other).is_err());

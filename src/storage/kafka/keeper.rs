@@ -321,22 +321,27 @@ impl Keeper {
         if !scribe.enter()? {
             return Ok(true);
         }
-        let end = self.admin.watermarks(&self.topic).map(|(_, high)| position(high).offset);
-        let known = end.and_then(|end| {
-            while self.feed.read_to() < end {
-                if given_up() || self.feed.has_ended() {
-                    let text = "what the log holds is not read yet".to_owned();
-                    return Err(StorageError::Unavailable(text));
-                }
-                std::thread::sleep(TICK);
-            }
-            Ok(())
-        });
-        if known.is_err() {
-            // To be asked again by the next one.
+        let ends = || given_up() || self.feed.has_ended();
+        let known = match self.admin.watermarks(&self.topic) {
+            Ok((_, high)) => Ok(self.has_read(position(high).offset, &ends)),
+            Err(error) => Err(error),
+        };
+        if !matches!(known, Ok(true)) {
+            // To be asked again by the next one; at this node's own end, by another node's.
             thread.rows = None;
         }
-        known.map(|()| is_to_write())
+        known.map(|known| known && is_to_write())
+    }
+
+    /// Waits until the log was read to `end`; `false`: `ends` came first.
+    fn has_read(&self, end: u64, ends: &dyn Fn() -> bool) -> bool {
+        while self.feed.read_to() < end {
+            if ends() {
+                return false;
+            }
+            std::thread::sleep(TICK);
+        }
+        true
     }
 
     /// Deletes what was not needed for a while, and asks a silent Kafka whether it is there.

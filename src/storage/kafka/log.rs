@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::feed::{Consumer, Feed};
-use super::format::{Commit, RecordKind, encode_direct};
+use super::format::{Commit, RecordKind, encode_direct, encode_retaining};
 use super::keeper::Keeper;
 use super::tables::Tables;
 use super::watch::Watch;
@@ -58,6 +58,22 @@ impl PublishLog for KafkaLog {
         self.0.writer.append(RecordKind::Publishes, key, batch.body(), sink, ticket);
     }
 
+    fn takes_retained(&self) -> bool {
+        true
+    }
+
+    fn append_retaining(
+        &self,
+        batch: Arc<Batch>,
+        retained: &[u32],
+        sink: Arc<dyn AppendSink>,
+        ticket: u64,
+    ) {
+        let key = batch.publisher().client_id.as_str().as_bytes();
+        let payload = encode_retaining(retained, &batch);
+        self.0.writer.append(RecordKind::Retaining, key, &payload, sink, ticket);
+    }
+
     fn append_direct(
         &self,
         to: QueueKey,
@@ -87,6 +103,7 @@ impl PublishLog for KafkaLog {
             tables: self.0.tables.clone(),
             incarnation: self.0.incarnation,
             members: Arc::new(self.0.committed.members.clone()),
+            retained: None,
         };
         (committed, Box::new(consumer))
     }

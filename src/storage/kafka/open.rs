@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use rdkafka::topic_partition_list::Offset;
 
 use super::admin::{Admin, Policy, Wanted};
-use super::feed::Feed;
+use super::feed::{Feed, batch_of};
 use super::format::{
     Commit, Mark, PINNED, Pinned, RecordKind, TABLES, damaged, decode_rows, decode_state,
-    encode_state, log_item,
+    encode_state, log_item, retained_rows,
 };
 use super::keeper::{self, Keeper, commit_key, commit_prefix};
 use super::log::Log;
@@ -244,6 +244,10 @@ impl Start {
                 RecordKind::Rows if counts && at.offset >= committed.tables => {
                     tables.found(at.offset, decode_rows(payload)?);
                 }
+                RecordKind::Retaining if at.offset >= committed.tables => {
+                    let item = log_item(RecordKind::Retaining, payload)?;
+                    tables.found(at.offset, retained_rows(payload, batch_of(&item))?);
+                }
                 RecordKind::Direct if routed && counts => {
                     let LogItem::Direct { deliveries, .. } = log_item(RecordKind::Direct, payload)?
                     else {
@@ -256,6 +260,7 @@ impl Start {
                 RecordKind::Rows
                 | RecordKind::Direct
                 | RecordKind::Publishes
+                | RecordKind::Retaining
                 | RecordKind::Relaxed
                 | RecordKind::TableRow
                 | RecordKind::Word

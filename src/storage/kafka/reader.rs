@@ -12,7 +12,7 @@ use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::topic_partition_list::Offset;
 
 use super::feed::{Feed, batch_of};
-use super::format::{RecordKind, decode_rows, decode_state, log_item};
+use super::format::{RecordKind, decode_rows, decode_state, log_item, retained_rows};
 use super::position;
 use super::read::{Found, found, is_final};
 use super::tables::Tables;
@@ -99,15 +99,22 @@ impl Reader {
             return self.void(found, ours);
         }
         match found.mark.kind {
-            RecordKind::Publishes | RecordKind::Direct => {
+            RecordKind::Publishes | RecordKind::Direct | RecordKind::Retaining => {
                 let item = log_item(found.mark.kind, payload)?;
                 self.feed.waits(at.offset, batch_of(&item));
+                let retained = match found.mark.kind {
+                    RecordKind::Retaining => retained_rows(payload, batch_of(&item))?,
+                    _ => Vec::new(),
+                };
+                if !retained.is_empty() {
+                    self.apply(at, retained.clone(), true);
+                }
                 if ours {
                     let bytes = payload.len() as u64;
                     self.writer.open.messages.read(number, bytes, stored);
                     self.writer.open.messages.settle();
                 }
-                self.feed.item(at.offset, item);
+                self.feed.item(at.offset, item, retained);
             }
             RecordKind::Rows | RecordKind::Relaxed => {
                 let kept = found.mark.kind == RecordKind::Rows;
@@ -131,7 +138,7 @@ impl Reader {
         }
         Ok(match found.mark.kind {
             RecordKind::Rows | RecordKind::Relaxed | RecordKind::Direct => true,
-            RecordKind::Publishes => {
+            RecordKind::Publishes | RecordKind::Retaining => {
                 let item = log_item(found.mark.kind, found.payload.unwrap_or_default())?;
                 matches!(item, LogItem::Publishes(batch) if is_will(&batch))
             }
@@ -167,6 +174,11 @@ impl Reader {
 
     fn rows(&self, at: Position, rows: Vec<Row>, kept: bool) {
         let retained = rows.iter().filter(|row| row.table == Table::Retained).cloned().collect();
+        self.apply(at, rows, kept);
+        self.feed.rows(at.offset, retained);
+    }
+
+    fn apply(&self, at: Position, rows: Vec<Row>, kept: bool) {
         if let Some(tables) = self.tables.as_ref().filter(|_| at.offset >= self.known_to) {
             let several = self.members.lock().names().count() > 1;
             for (client, by, moved) in tables.apply(at.offset, rows, kept) {
@@ -174,7 +186,6 @@ impl Reader {
                 self.feed.change(at.offset, Change::Claimed { client, by, moved }, moved);
             }
         }
-        self.feed.rows(at.offset, retained);
     }
 }
 

@@ -234,9 +234,20 @@ impl Broker {
         self.start_again();
     }
 
-    /// SIGSTOP: the process stands still, its sockets stay open.
+    /// SIGSTOP: the process stands still, its sockets stay open. Each thread stops by itself, which
+    /// takes a while on a busy machine.
     pub(crate) fn pause(&self) {
         self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let stands = |task: &std::path::Path| {
+            let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while !std::fs::read_dir(&tasks).unwrap().all(|task| stands(&task.unwrap().path())) {
+            assert!(Instant::now() < deadline, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(crate) fn resume(&self) {
