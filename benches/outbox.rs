@@ -109,6 +109,7 @@ fn offer(c: &mut Criterion) {
                         delivery: Delivery { qos: QoS::AtMostOnce, retain: false },
                         subscription_ids: &[],
                         paid: false,
+                        share: None,
                     });
                     outbox.offer(copies, &mut toll);
                 }

@@ -101,6 +101,7 @@ fn append(number: usize, offset: u64, message: &MessageRef, batch: u32) -> Queue
         delivery: Delivery { qos: QoS::AtLeastOnce, retain: false },
         subscription_ids: Arc::from([]),
         expires_at_ms: None,
+        group: None,
     };
     let entries = (0..batch).map(entry).collect();
     QueueAppend { queue: key(number), incarnation: 1, entries }

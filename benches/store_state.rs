@@ -101,6 +101,7 @@ fn runs(batch: &Arc<sluice::storage::Batch>, round: u64, ids: &Arc<[u32]>) -> Ve
                 delivery,
                 subscription_ids: Arc::clone(ids),
                 expires_at_ms: None,
+                group: None,
             })
             .collect(),
     };

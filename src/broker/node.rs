@@ -9,8 +9,10 @@ use tokio::task::JoinHandle;
 use super::Fault;
 use crate::config::Config;
 use crate::delivery::Slots;
+use crate::limits::GROUP_WINDOW;
 use crate::routing::{
-    self, Here, Judge, Limits, Parts, Progress, RetainedTable, Shares, Subscriptions, Turn,
+    self, GroupQueues, Here, Limits, Parts, Progress, RetainedTable, Rooms, Shares, Subscriptions,
+    Turn,
 };
 use crate::security::Security;
 use crate::session::{Handles, Sessions};
@@ -118,6 +120,8 @@ impl Loaded {
 fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Parts, Fault> {
     let slots = Arc::new(Slots::default());
     let routing = &config.routing;
+    let replayed = stores.log.end(0).offset;
+    let (judge, rooms) = Rooms::decode(committed, replayed)?;
     let shares = Arc::new(Shares::new(routing.shared_policy).app_leave(routing.shared_app_leave));
     Ok(Parts {
         limits: Arc::new(super::limits::limits(config, stores)),
@@ -127,7 +131,10 @@ fn parts(config: &Config, stores: &Stores, committed: &Committed) -> Result<Part
             routing.retained_max_count,
             routing.retained_max_bytes,
         )),
-        judge: Arc::new(Judge::decode(&committed.state)?),
+        judge: Arc::new(judge),
+        rooms: Arc::new(rooms),
+        window: (config.storage.device_queue_messages as u64 / 2).clamp(1, GROUP_WINDOW as u64),
+        replayed,
         log: Arc::clone(&stores.log),
         queues: Arc::clone(&stores.queues),
         progress: Arc::new(Progress::behind(committed.position)),
@@ -155,5 +162,6 @@ fn handles(config: &Config, stores: &Stores, parts: &Parts, security: &Arc<Secur
         limits: Arc::clone(&parts.limits),
         retained_expiry_period: config.routing.retained_expiry_period,
         peers: stores.peers.clone(),
+        groups: GroupQueues::new(parts.clone()),
     }
 }

@@ -58,6 +58,7 @@ async fn a_lost_copy_allocates_nothing_and_waits_for_nobody() {
             delivery: Delivery { qos: QoS::AtMostOnce, retain: false },
             subscription_ids: &[],
             paid: true,
+            share: None,
         };
         let mut purse = Purse::UNLIMITED;
         let mut toll = Toll { outgoing: None, purse: &mut purse };

@@ -120,6 +120,7 @@ impl Outbox {
 
     fn finish(channel: &mut Channel, id: PacketId, done: &mut Vec<u64>) {
         let Some(entry) = channel.ids.remove(id) else { return };
+        channel.lent.ended(id);
         if entry.credited {
             channel.credit.give();
         }

@@ -1,7 +1,7 @@
 //! The write side of one connection as a value: what waits for the socket, and what may.
 //! Everything here runs under the outbox's lock, without waiting.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -9,20 +9,18 @@ use tokio::time::Instant;
 use super::alias::{Aliased, Aliases};
 use super::backlog::{Backlog, ID_RUN};
 use super::credit::Credit;
+use super::lent::{GroupCopy, Left, Lent, keep};
 use super::out_buffer::{OutBuffer, SHARE_FROM_BYTES};
 use super::packet_ids::{InFlight, PacketIds, Stage};
+use super::replay_guard::ReplayGuard;
 use super::socket::Hand;
 use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
 use super::{Config, Outgoing, Settings, Toll};
 use crate::codec::PublishHead;
 use crate::mqtt::{Delivery, PacketId, QoS};
-use crate::storage::{Batch, IdRun, MessageRef, QueueKey};
+use crate::storage::{IdRun, MessageRef, QueueKey};
 use crate::telemetry::{Counted, DropReason, Losses, clock, metrics};
-
-/// Topics heard live while a retained cursor is open; beyond it the cursor's copies are all
-/// skipped for topics that hash alike, never sent out of order.
-const REPLAY_GUARD_MAX: usize = 100_000;
 
 /// One connection's write side.
 ///
@@ -45,7 +43,9 @@ pub(super) struct Channel {
     delayed: Option<Box<VecDeque<Delayed>>>,
     pub(super) backlog: Option<Box<Backlog>>,
     /// Topics that went out live while a retained cursor is open.
-    replay_guard: Option<Box<ReplayGuard>>,
+    pub(super) replay_guard: Option<Box<ReplayGuard>>,
+    /// Copies of shared groups that are not acknowledged, where no queue has them.
+    pub(super) lent: Lent,
     pub(super) closing: bool,
     /// For writing without the writer task, which has to leave the socket alone meanwhile: this
     /// happens under the outbox's lock, and not while the writer has a buffer in hand.
@@ -61,13 +61,6 @@ pub(super) struct Channel {
     losses: Losses,
 }
 
-#[derive(Debug)]
-struct ReplayGuard {
-    cursors: usize,
-    topics: HashSet<u64>,
-    hasher: ahash::RandomState,
-}
-
 /// A QoS 1 or 2 message of a session without a queue, waiting for credit (RM-2).
 #[derive(Debug)]
 struct Delayed {
@@ -76,6 +69,7 @@ struct Delayed {
     subscription_ids: Arc<[u32]>,
     since_ms: u64,
     bytes: usize,
+    share: Option<GroupCopy>,
 }
 
 /// A run of ids that is to be made durable.
@@ -124,6 +118,7 @@ impl Channel {
             delayed: None,
             backlog: None,
             replay_guard: None,
+            lent: Lent::default(),
             closing: false,
             hand: None,
             writing: false,
@@ -236,23 +231,37 @@ impl Channel {
         result
     }
 
-    /// A copy that comes from no queue.
-    pub(super) fn offer(&mut self, copy: &Outgoing<'_>, config: &Config, toll: &mut Toll<'_>) {
+    /// A copy that comes from no queue; `false`: it goes back to its group.
+    pub(super) fn offer(
+        &mut self,
+        copy: &Outgoing<'_>,
+        config: &Config,
+        toll: &mut Toll<'_>,
+    ) -> bool {
+        let acknowledged = copy.delivery.qos.is_acknowledged();
+        let share = copy.share.filter(|_| acknowledged);
         if self.closing {
-            return self.lost(DropReason::SessionEnded, copy);
+            if share.is_none() {
+                self.lost(DropReason::SessionEnded, copy);
+            }
+            return share.is_none();
+        }
+        let full = self.delayed() >= config.delayed_messages && self.credit.left() == 0;
+        if share.is_some_and(|share| share.waited) && (full || !self.marks.is_writable()) {
+            return false;
         }
         self.note_live(copy);
+        let waits = acknowledged && (self.delayed() > 0 || self.credit.left() == 0);
         if !self.marks.is_writable() {
-            return self.lost(DropReason::ChannelNotWritable, copy);
+            self.lost(DropReason::ChannelNotWritable, copy);
+        } else if !toll.pays(copy) {
+            self.lost(DropReason::RateLimits, copy);
+        } else if waits {
+            self.delay(copy, config);
+        } else {
+            self.send_now(copy);
         }
-        if !toll.pays(copy) {
-            return self.lost(DropReason::RateLimits, copy);
-        }
-        let waits = self.delayed() > 0 || self.credit.left() == 0;
-        if copy.delivery.qos.is_acknowledged() && waits {
-            return self.delay(copy, config);
-        }
-        self.send_now(copy);
+        true
     }
 
     /// A copy for which there is room, and credit if it needs one.
@@ -272,6 +281,7 @@ impl Channel {
         let sent = self.send(copy, Some(id), false);
         if sent == Sent::Yes {
             self.book(id, 0, copy.delivery);
+            self.lent.sent(id, copy);
         }
         self.count_unsent(sent, copy);
     }
@@ -296,11 +306,12 @@ impl Channel {
         let since_ms = clock::wall_ms();
         let subscription_ids = Arc::from(copy.subscription_ids);
         let delivery = copy.delivery;
-        let delayed = Delayed { message, delivery, subscription_ids, since_ms, bytes };
+        let share = copy.share;
+        let delayed = Delayed { message, delivery, subscription_ids, since_ms, bytes, share };
         self.delayed.get_or_insert_default().push_back(delayed);
     }
 
-    fn delayed(&self) -> usize {
+    pub(super) fn delayed(&self) -> usize {
         self.delayed.as_ref().map_or(0, |delayed| delayed.len())
     }
 
@@ -318,6 +329,7 @@ impl Channel {
                 delivery: next.delivery,
                 subscription_ids: &next.subscription_ids,
                 paid: true,
+                share: next.share,
             };
             let waited_ms = clock::wall_ms().saturating_sub(next.since_ms);
             if u128::from(waited_ms) > config.delayed_ttl.as_millis() {
@@ -397,46 +409,26 @@ impl Channel {
         Sent::Yes
     }
 
-    // === the order between retained copies and live ones (OUT-2) ===
-
-    pub(super) fn open_cursor(&mut self) {
-        let guard = self.replay_guard.get_or_insert_with(|| {
-            let hasher = ahash::RandomState::new();
-            Box::new(ReplayGuard { cursors: 0, topics: HashSet::new(), hasher })
-        });
-        guard.cursors += 1;
+    /// What the client has of shared groups and will not acknowledge any more, oldest first: what
+    /// it was sent at QoS 1, and what it was not sent. Nothing more is taken from here on.
+    pub(super) fn give_back(&mut self) -> Vec<Left> {
+        self.close();
+        let unsent = self.delayed.take().into_iter().flat_map(|delayed| *delayed);
+        let unsent = unsent.filter_map(|one| Some((one.message, one.share?.group)));
+        self.lent.take().chain(unsent).collect()
     }
 
-    pub(super) fn close_cursor(&mut self) {
-        let Some(guard) = &mut self.replay_guard else { return };
-        guard.cursors -= 1;
-        if guard.cursors == 0 {
-            self.replay_guard = None;
-        }
-    }
-
-    /// Only a new retained value makes the cursor's copy an older one.
-    pub(super) fn note_live(&mut self, copy: &Outgoing<'_>) {
-        let Some(guard) = &mut self.replay_guard else { return };
-        let view = copy.batch.view(copy.index);
-        if view.retain && guard.topics.len() < REPLAY_GUARD_MAX {
-            guard.topics.insert(guard.hasher.hash_one(view.topic));
-        }
-    }
-
-    /// Whether `topic` went out live since the cursor was opened: its retained copy is older.
-    pub(super) fn went_live(&self, topic: &str) -> bool {
-        let Some(guard) = &self.replay_guard else { return false };
-        guard.topics.len() >= REPLAY_GUARD_MAX
-            || guard.topics.contains(&guard.hasher.hash_one(topic))
-    }
-
-    /// Nothing more is taken; what waited in memory for credit is lost with the session.
+    /// Nothing more is taken; what waited in memory for credit is lost with the session, but for
+    /// what goes back to groups.
     pub(super) fn close(&mut self) {
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
-        for one in self.delayed.take().into_iter().flat_map(|delayed| *delayed) {
+        let delayed = self.delayed.take().into_iter().flat_map(|delayed| *delayed);
+        let (back, lost): (VecDeque<Delayed>, VecDeque<Delayed>) =
+            delayed.partition(|one| one.share.is_some());
+        self.delayed = (!back.is_empty()).then(|| Box::new(back));
+        for one in lost {
             self.lost_on(DropReason::SessionEnded, one.message.view().topic);
         }
         self.tally.tell(0, 0);
@@ -481,13 +473,4 @@ impl Channel {
 /// Spreads the looks at paused sessions.
 fn dice() -> u64 {
     ahash::RandomState::new().hash_one(0_u8)
-}
-
-/// Keeps a message; a small one out of a large batch is copied out, so that it doesn't pin the
-/// whole batch.
-fn keep(batch: &Arc<Batch>, index: usize) -> MessageRef {
-    let message = MessageRef::new(Arc::clone(batch), index);
-    let view = message.view();
-    let own = view.topic.len() + view.properties.len() + view.payload.len();
-    if own * 4 < batch.body().len() { message.detached() } else { message }
 }

@@ -130,6 +130,7 @@ fn dispatch(outbox: &Outbox, dispatcher: usize) {
             delivery: Delivery { qos, retain: dispatcher == 1 },
             subscription_ids: &[],
             paid: true,
+            share: None,
         };
         let mut toll = Toll { outgoing: None, purse: &mut purse };
         outbox.offer(std::iter::once(copy), &mut toll);

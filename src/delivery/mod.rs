@@ -11,12 +11,14 @@ mod channel;
 mod config;
 mod credit;
 mod gate;
+mod lent;
 mod lock;
 mod out_buffer;
 mod outbox;
 mod packet_ids;
 mod pause;
 mod pull;
+mod replay_guard;
 mod socket;
 mod subscriber;
 mod tally;
@@ -38,6 +40,7 @@ use std::sync::Arc;
 pub use answers::ClientAck;
 pub use config::Config;
 pub use gate::Gate;
+pub use lent::{GroupCopy, Left};
 pub use outbox::{AckOut, OpenCursor, Outbox};
 pub use socket::{Owner, Socket};
 pub use subscriber::{Slot, SlotId, SlotView, Slots};
@@ -74,4 +77,6 @@ pub struct Outgoing<'a> {
     pub subscription_ids: &'a [u32],
     /// Charged at admission, or with the cursor that brings it: it pays no toll.
     pub paid: bool,
+    /// It is a shared group's, and no queue has it.
+    pub share: Option<GroupCopy>,
 }

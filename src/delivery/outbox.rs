@@ -11,7 +11,7 @@ use super::backlog::Backlog;
 use super::channel::Channel;
 use super::lock::Lock;
 use super::socket::Hand;
-use super::{Config, Outgoing, Owner, Settings, Socket, Toll};
+use super::{Config, Left, Outgoing, Owner, Settings, Socket, Toll};
 use crate::codec::{self, AckKind, EncodeLimits, MAX_PACKET_SIZE, Packet};
 use crate::mqtt::{PacketId, ReasonCode};
 use crate::storage::{DeviceQueues, QueueKey, QueueState};
@@ -162,13 +162,27 @@ impl Outbox {
         }
     }
 
-    /// Offers copies that come from no queue: one lock, one write or wake-up.
-    pub fn offer<'a>(&self, copies: impl Iterator<Item = Outgoing<'a>>, toll: &mut Toll<'_>) {
+    /// Offers copies that come from no queue: one lock, one write or wake-up. Hands back which of
+    /// them go back to their groups: mostly none.
+    pub fn offer<'a>(
+        &self,
+        copies: impl Iterator<Item = Outgoing<'a>>,
+        toll: &mut Toll<'_>,
+    ) -> Vec<usize> {
+        let mut back = Vec::new();
         let mut channel = self.channel.lock();
-        for copy in copies {
-            channel.offer(&copy, &self.config, toll);
+        for (at, copy) in copies.enumerate() {
+            if !channel.offer(&copy, &self.config, toll) {
+                back.push(at);
+            }
         }
         self.leave(channel);
+        back
+    }
+
+    /// What the client has of shared groups, and will not acknowledge any more.
+    pub fn give_back(&self) -> Vec<Left> {
+        self.channel.lock().give_back()
     }
 
     /// Acknowledgements to this client as a publisher, under one lock.
@@ -287,6 +301,13 @@ impl Outbox {
     pub fn is_writable(&self) -> bool {
         let channel = self.channel.lock();
         !channel.closing && channel.marks.is_writable()
+    }
+
+    /// How many QoS 1 and 2 messages would leave at once.
+    pub fn spare(&self) -> u16 {
+        let channel = self.channel.lock();
+        let open = !channel.closing && channel.marks.is_writable();
+        if open && channel.delayed() == 0 { channel.credit.left() } else { 0 }
     }
 
     /// QoS 1 and 2 messages sent and not acknowledged.

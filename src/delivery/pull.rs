@@ -217,6 +217,7 @@ impl Outbox {
             delivery: message.delivery,
             subscription_ids: &message.subscription_ids,
             paid: true,
+            share: None,
         };
         // A QoS 2 exchange that may have begun goes on, whatever its expiry: the receiver may hold
         // its id, and would take the next message under it for a repeat (QOS-08).
@@ -241,5 +242,6 @@ fn outgoing(entry: &QueueEntry) -> Outgoing<'_> {
         delivery: entry.delivery,
         subscription_ids: &entry.subscription_ids,
         paid: true,
+        share: None,
     }
 }

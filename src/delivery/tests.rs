@@ -112,6 +112,7 @@ impl Bench {
             delivery: Delivery { qos, retain: false },
             subscription_ids: Arc::from([]),
             expires_at_ms: None,
+            group: None,
         };
         let entries: Vec<_> = (0..count).map(entry).collect();
         let append =
@@ -258,7 +259,14 @@ async fn a_retained_copy_does_not_hide_itself_from_another_cursor() {
     let bench = Bench::new(10).await;
     let batch = batch(1, QoS::AtLeastOnce, true);
     let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-    let copy = Outgoing { batch: &batch, index: 0, delivery, subscription_ids: &[], paid: false };
+    let copy = Outgoing {
+        batch: &batch,
+        index: 0,
+        delivery,
+        subscription_ids: &[],
+        paid: false,
+        share: None,
+    };
     let (_one, _other) = (bench.outbox.open_cursor(), bench.outbox.open_cursor());
     assert!(bench.outbox.offer_retained(&copy));
     assert!(!bench.outbox.went_live("t"));

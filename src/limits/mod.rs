@@ -68,6 +68,8 @@ pub const DEFAULT_CLAIM_TIMEOUT_MS: u64 = 5_000;
 pub const DEFAULT_APPEND_TIMEOUT_MS: u64 = 30_000;
 /// Messages of a DEVICE client's durable queue (DEV-5). Full: the oldest go first, counted.
 pub const DEFAULT_QUEUE_MESSAGES: usize = 10_000;
+/// Messages that wait for a shared group are given to one member so many at a time.
+pub const GROUP_WINDOW: usize = 1000;
 /// Aliases per connection and direction. More: 0x94 from a client; none given by us.
 pub const DEFAULT_TOPIC_ALIASES: usize = 10;
 

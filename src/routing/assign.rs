@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::decisions::{Decisions, nobody};
 use crate::mqtt::ClientId;
 use crate::storage::{
-    AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageView, Position, PublishLog, QueueKey,
+    AppendOutcome, Batch, BatchBuilder, DirectCopy, MessageRef, MessageView, Position, PublishLog,
+    QueueKey,
 };
 use crate::storage::{Settled, once};
 
@@ -15,7 +16,7 @@ use crate::storage::{Settled, once};
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Copies of messages of one batch for one member.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Assignment {
     pub(super) to: QueueKey,
     pub(super) incarnation: u64,
@@ -59,6 +60,18 @@ impl Assignment {
         Self { to: nobody(), incarnation: 0, batch, copies: copies.into() }
     }
 
+    /// Copies that move from other queues; all of one publisher and time of receipt.
+    pub(super) fn moved(
+        (to, incarnation): (QueueKey, u64),
+        copies: impl Iterator<Item = (MessageRef, DirectCopy)>,
+    ) -> Option<Self> {
+        let (messages, copies): (Vec<MessageRef>, Vec<DirectCopy>) = copies.unzip();
+        let first = messages.first()?.batch();
+        let mut builder = BatchBuilder::new(Arc::clone(first.publisher()), first.received_at_ms());
+        messages.iter().for_each(|message| builder.push(&message.view()));
+        Some(Self { to, incarnation, batch: builder.finish(), copies: copies.into() })
+    }
+
     fn append(&self, log: &dyn PublishLog) -> Settled {
         let (sink, settled) = once();
         let (batch, copies) = (Arc::clone(&self.batch), Arc::clone(&self.copies));
@@ -69,25 +82,32 @@ impl Assignment {
     /// Stored at `place`; an earlier append of the same copies may be, too.
     fn stored(&self, place: Position, in_doubt: bool, decisions: &mut Decisions) {
         if in_doubt {
-            let origins = self.copies.iter().filter_map(|copy| copy.origin);
+            let origins = self.copies.iter().filter_map(DirectCopy::decision);
             origins.for_each(|origin| decisions.doubt(origin, place));
         }
     }
 }
 
-/// Returns when all are durable: only then may the messages behind them be committed. The log is
+/// Returns when all are durable, and where the last one stands: only then may the messages behind
+/// them be committed. The log is
 /// asked until it takes them; publishers are held meanwhile, as dispatch lags (IN-8).
 pub(super) async fn assign(
     log: &dyn PublishLog,
     assignments: &[Assignment],
-    decisions: &mut Decisions,
-) {
+    mut decisions: Option<&mut Decisions>,
+) -> Position {
+    let mut last = Position::default();
     let mut open: Vec<_> = assignments.iter().map(|one| (one, one.append(log), false)).collect();
     let mut again = Vec::new();
     while !open.is_empty() {
         for (assignment, mut settled, in_doubt) in open.drain(..) {
             match settled.outcome().await {
-                AppendOutcome::Stored(place) => assignment.stored(place, in_doubt, decisions),
+                AppendOutcome::Stored(place) => {
+                    last = last.max(place);
+                    if let Some(decisions) = &mut decisions {
+                        assignment.stored(place, in_doubt, decisions);
+                    }
+                }
                 AppendOutcome::NotStored => again.push((assignment, in_doubt)),
                 AppendOutcome::InDoubt => again.push((assignment, true)),
             }
@@ -98,4 +118,5 @@ pub(super) async fn assign(
         }
         open.extend(again.drain(..).map(|(one, in_doubt)| (one, one.append(log), in_doubt)));
     }
+    last
 }

@@ -75,7 +75,10 @@ impl Backlog {
             let first = self.state.lock().waiting.front().map(|(queued, _)| Arc::clone(queued));
             let Some(queued) = first else { return };
             match parts.append(&queued).await {
-                Ok(appended) => parts.appended(&queued, appended),
+                Ok(appended) => {
+                    let back = parts.appended(&queued, appended);
+                    parts.hand_back(&back).await;
+                }
                 Err(error) => {
                     tracing::debug!(%error, "device queues still refuse");
                     tokio::time::sleep(RETRY).await;

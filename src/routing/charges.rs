@@ -107,6 +107,7 @@ impl Admitted {
                     delivery: one.copy.delivery,
                     subscription_ids: Arc::clone(&parts.no_ids),
                     origin: Some(one.origin),
+                    taken: None,
                 });
                 Assignment::to_nobody(publishes, whose, copies.collect())
             })

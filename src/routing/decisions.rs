@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::rooms::Takings;
 use crate::mqtt::ClientId;
-use crate::storage::{Origin, Position, QueueKey};
+use crate::storage::{Origin, Position, QueueKey, Source, Taken};
 
 /// To whom a refused copy goes: no group has an empty name.
 pub(super) fn nobody() -> QueueKey {
@@ -50,6 +51,7 @@ pub(super) struct Decisions {
     pub(super) refused: HashMap<Origin, Box<str>>,
     /// Bounded by what one failed write of the log held: forgotten as its copies go by.
     doubts: HashMap<Origin, Doubt>,
+    takings: Takings,
 }
 
 impl Decisions {
@@ -85,6 +87,7 @@ impl Decisions {
     /// Every node has decided everything below `position`, and no copy of that is still to come.
     pub(super) fn settled(&mut self, position: Option<u64>) {
         let Some(position) = position else { return };
+        self.takings.settled(position);
         while self.seen.first().is_some_and(|first| first.position.offset < position) {
             self.seen.pop_first();
         }
@@ -93,6 +96,19 @@ impl Decisions {
     /// A copy in doubt was appended again, at `last`.
     pub(super) fn doubt(&mut self, origin: Origin, last: Position) {
         self.doubts.insert(origin, Doubt { last, found: false });
+    }
+
+    /// Whether this is the first record that takes an entry from its queue.
+    pub(super) fn takes(&mut self, taken: &Taken, place: Position) -> bool {
+        let Source { queue, incarnation, .. } = &*taken.from;
+        let kind = match queue {
+            QueueKey::Client(_) => 1,
+            QueueKey::Group(_) => 2,
+            QueueKey::Application(_) => 3,
+            QueueKey::Shared(_) => 4,
+        };
+        let name = xxh3_64_with_seed(queue.name().as_bytes(), incarnation.rotate_left(3) ^ kind);
+        self.takings.is_first(name, taken.seq, place)
     }
 
     /// Whether the copy at `place` is the first of its decision.

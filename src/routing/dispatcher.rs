@@ -15,9 +15,10 @@ use super::here::Here;
 use super::judge::Judge;
 use super::limits::Limits;
 use super::retained_table::RetainedTable;
+use super::rooms::Rooms;
 use super::runs::{Copy, Runs};
 use super::subscriptions::Subscriptions;
-use crate::delivery::{Outgoing, Slot, Slots};
+use crate::delivery::{GroupCopy, Outgoing, Slot, Slots};
 use crate::mqtt::QoS;
 use crate::storage::{
     Batch, DeviceQueues, Kind, LogBatch, LogConsumer, LogItem, Origin, Position, PublishLog,
@@ -97,11 +98,16 @@ pub struct Parts {
     pub queues: Arc<dyn DeviceQueues>,
     pub progress: Arc<Progress>,
     pub backlog: Arc<Backlog>,
+    pub rooms: Arc<Rooms>,
     pub limits: Arc<Limits>,
     /// Among other nodes; `None`: there are none.
     pub here: Option<Arc<Here>>,
     /// `mqtt.shared-subscriptions.skip-non-writable`.
     pub turn: Turn,
+    /// How many messages that wait for a group one member's queue may have at a time.
+    pub window: u64,
+    /// Where the log ended when this run began.
+    pub replayed: u64,
     /// What copies without a Subscription Identifier share.
     pub no_ids: Arc<[u32]>,
 }
@@ -109,6 +115,31 @@ pub struct Parts {
 impl std::fmt::Debug for Parts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parts").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+impl Parts {
+    /// A node that knows nobody.
+    pub fn bare(stores: &crate::storage::Stores) -> Self {
+        let slots = Arc::new(Slots::default());
+        Self {
+            subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
+            slots,
+            retained: Arc::new(RetainedTable::new(None, None)),
+            judge: Arc::default(),
+            log: Arc::clone(&stores.log),
+            queues: Arc::clone(&stores.queues),
+            progress: Arc::default(),
+            backlog: Arc::default(),
+            rooms: Arc::default(),
+            window: 100,
+            replayed: 0,
+            here: None,
+            limits: Arc::default(),
+            turn: Turn::NextConnected,
+            no_ids: Arc::from([]),
+        }
     }
 }
 
@@ -157,7 +188,7 @@ pub async fn run(
         decisions.passed(batch.end);
         parts.subscriptions.advance(batch.end.offset);
         if parts.backlog.routed(&parts.progress, batch.end) {
-            consumer.commit(batch.end, &mut || parts.judge.encode());
+            consumer.commit(batch.end, &mut || parts.rooms.encode(&parts.judge));
         } else {
             consumer.passed(batch.end);
         }
@@ -230,7 +261,11 @@ impl Parts {
 }
 
 pub(super) fn item<'a>(batch: &'a LogBatch, copy: &Copy) -> (Position, &'a Arc<Batch>) {
-    let (position, item) = &batch.items[copy.item as usize];
+    item_at(batch, copy.item as usize)
+}
+
+pub(super) fn item_at(batch: &LogBatch, at: usize) -> (Position, &Arc<Batch>) {
+    let (position, item) = &batch.items[at];
     match item {
         LogItem::Publishes(publishes) | LogItem::Direct { batch: publishes, .. } => {
             (*position, publishes)
@@ -253,5 +288,6 @@ pub(super) fn outgoing<'a>(batch: &'a LogBatch, copy: &'a Copy) -> Outgoing<'a> 
         delivery: copy.delivery,
         subscription_ids: copy.ids(),
         paid: copy.group.is_some(),
+        share: copy.group.map(|group| GroupCopy { group, waited: false }),
     }
 }

@@ -10,8 +10,8 @@ use tikv_jemalloc_ctl::thread;
 use super::decisions::Decisions;
 use super::dispatcher::stretches;
 use super::runs::Runs;
-use super::{Judge, Parts, Progress, RetainedTable, SubscriptionRow, Subscriptions, Turn, run};
-use crate::delivery::{self, Outbox, Owner, SlotView, Slots, Socket};
+use super::{Parts, RetainedTable, SubscriptionRow, Subscriptions, run};
+use crate::delivery::{self, Outbox, Owner, SlotView, Socket};
 use crate::mqtt::{ClientId, Delivery, ProtocolVersion, QoS, SubscriptionOptions, TopicFilter};
 use crate::storage::{
     AppendOutcome, AppendSink, Batch, BatchBuilder, DirectCopy, Durability, Follower, Kind,
@@ -49,28 +49,18 @@ fn append(stores: &Stores, payload: &str) {
 
 fn append_direct(stores: &Stores, queue: &QueueKey, payload: &str) {
     let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-    let copies =
-        Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
+    let copies = Arc::from([DirectCopy {
+        delivery,
+        subscription_ids: Arc::from([]),
+        origin: None,
+        taken: None,
+    }]);
     let (to, sink) = (queue.clone(), Arc::new(Nobody));
     stores.log.append_direct(to, 1, batch(payload), copies, sink, 0);
 }
 
 fn parts(stores: &Stores, retained: RetainedTable) -> Parts {
-    let slots = Arc::new(Slots::default());
-    Parts {
-        subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
-        slots,
-        retained: Arc::new(retained),
-        judge: Arc::new(Judge::default()),
-        log: Arc::clone(&stores.log),
-        queues: Arc::clone(&stores.queues),
-        progress: Arc::new(Progress::default()),
-        backlog: Arc::default(),
-        here: None,
-        limits: Arc::default(),
-        turn: Turn::NextConnected,
-        no_ids: Arc::from([]),
-    }
+    Parts { retained: Arc::new(retained), ..Parts::bare(stores) }
 }
 
 fn subscribe(subscriptions: &Subscriptions, client_id: &ClientId, filter: &str, qos: QoS) {

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::assign::{Assignment, assign};
-use super::decisions::{Decisions, is_nobody};
-use super::dispatcher::{Parts, RETRY, item, lost, outgoing};
-use super::runs::{Copy, Runs};
-use crate::delivery::{Outgoing, Slot, SlotView, Toll};
+use super::decisions::Decisions;
+use super::dispatcher::{Parts, RETRY, item, item_at, lost, outgoing};
+use super::passing::{Leaving, Passed};
+use super::runs::{Copy, Parked, Runs};
+use crate::delivery::{Slot, SlotView, Toll};
 use crate::storage::{
-    Appended, DirectCopy, LogBatch, LogItem, MessageRef, Origin, Purse, QueueAppend, QueueEntry,
-    QueueKey, SourceId, StorageError,
+    Appended, DirectCopy, LogBatch, MessageRef, Origin, Purse, QueueAppend, QueueEntry, QueueKey,
+    SourceId, StorageError,
 };
 use crate::telemetry::{self, Direction, DropReason, Throttle, fail_point, metrics};
 
@@ -23,9 +24,11 @@ static REFUSED: Throttle = Throttle::per_minute();
 /// Copies on their way into one queue, and then to whoever reads it.
 pub(super) struct Queued {
     pub(super) append: QueueAppend,
-    slot: Option<Arc<Slot>>,
+    pub(super) slot: Option<Arc<Slot>>,
     /// By way of a subscription; else copies of a retained cursor.
-    live: bool,
+    pub(super) live: bool,
+    /// What leaves other queues when they are in this one.
+    pub(super) taken: Leaving,
 }
 
 impl Parts {
@@ -40,69 +43,136 @@ impl Parts {
         let started = Instant::now();
         let mut admitted = self.admit_queued(batch, &stretch, runs).await;
         let mut purse = self.purse(runs).await;
-        let mut queued = self.direct_copies(batch, stretch, decisions);
-        let mut assignments = Vec::new();
+        let Passed { mut queued, mut back } = self.direct_copies(batch, stretch, decisions);
+        let mut assignments = self.parkings(batch, &runs.parked);
+        let mut late = Vec::new();
         for run in runs.iter() {
-            let Some(slot) = self.slots.by_id(run.slot) else { continue };
-            let SlotView { incarnation, persistent, application, outbox } = slot.view();
-            let queue = || QueueKey::of(slot.client_id(), application);
-            if self.here.as_ref().is_some_and(|here| here.is_elsewhere(&slot)) {
-                let copies = &run.copies;
-                assignments.extend(self.assignments(batch, &queue(), incarnation, copies, true));
-                let entries = if persistent { self.entries(batch, copies) } else { Vec::new() };
-                queued.extend(self.keep(QueueAppend { queue: queue(), incarnation, entries }));
+            let Some(slot) = self.slots.by_id(run.slot) else {
+                // The session has ended since.
+                late.extend(run.copies.iter().filter(|copy| copy.is_groups()));
                 continue;
+            };
+            let mut copies = Cow::Borrowed(run.copies.as_slice());
+            let view = slot.view();
+            if view.persistent && !view.application && !self.is_anothers_session(&slot) {
+                // DEV-7 is of DEVICE clients.
+                copies = admitted.of(batch, &slot, &run.copies, decisions);
             }
-            if persistent {
-                let queue = queue();
-                let copies = match application {
-                    // DEV-7 is of DEVICE clients.
-                    true => Cow::Borrowed(run.copies.as_slice()),
-                    false => admitted.of(batch, &slot, &run.copies, decisions),
-                };
-                assignments.extend(self.assignments(batch, &queue, incarnation, &copies, false));
-                let entries = self.entries(batch, &copies);
-                if !entries.is_empty() {
-                    let append = QueueAppend { queue, incarnation, entries };
-                    queued.push(Queued { append, slot: Some(Arc::clone(&slot)), live: true });
-                }
-            }
-            let live = run.copies.iter().filter(|copy| !persistent || !copy.is_queued());
-            match outbox {
-                Some(outbox) => {
-                    let outgoing_rate = self.outgoing_rate(&slot);
-                    let mut toll = Toll { outgoing: outgoing_rate, purse: &mut purse };
-                    outbox.offer(live.map(|copy| outgoing(batch, copy)), &mut toll);
-                }
-                // A QoS 0 copy for a session that is away: nobody was promised it.
-                None if persistent => {}
-                None => {
-                    live.for_each(|copy| lost(DropReason::SessionEnded, &slot, batch, copy));
-                }
-            }
+            assignments.extend(self.decided_in(batch, &slot, &view, &copies));
+            queued.extend(self.queued_in(batch, &slot, &view, &copies));
+            late.extend(self.live_in(batch, (&slot, view), &run.copies, &mut purse));
         }
         self.give_change(purse);
         let refusals = admitted.refusals(batch, self);
         if !refusals.is_empty() {
             admitted.note(batch, decisions);
             fail_point::pass("copies.refused");
-            assign(&*self.log, &refusals, decisions).await;
+            assign(&*self.log, &refusals, Some(decisions)).await;
         }
         metrics::NOT_PERSISTENT_PROCESSING.observe(started.elapsed());
         if !queued.is_empty() {
-            self.enqueue(queued).await;
+            back.extend(self.enqueue(queued).await);
         }
+        self.hand_back(&back).await;
+        let late = self.park_late(late);
+        assignments.extend(self.parkings(batch, &late));
         if !assignments.is_empty() {
-            assign(&*self.log, &assignments, decisions).await;
+            let last = assign(&*self.log, &assignments, Some(decisions)).await;
+            for parked in runs.parked.iter().chain(&late) {
+                self.rooms.stored(parked.room.name(), last.offset + 1);
+            }
         }
     }
 
+    fn is_anothers_session(&self, slot: &Slot) -> bool {
+        self.here.as_ref().is_some_and(|here| here.is_elsewhere(slot))
+    }
+
+    /// What a run has for its queue.
+    fn queued_in(
+        &self,
+        batch: &LogBatch,
+        slot: &Arc<Slot>,
+        view: &SlotView,
+        copies: &[Copy],
+    ) -> Vec<Queued> {
+        let entries = if view.persistent { self.entries(batch, copies) } else { Vec::new() };
+        if entries.is_empty() {
+            return Vec::new();
+        }
+        let (queue, incarnation) = (queue_of(slot, view), view.incarnation);
+        let append = QueueAppend { queue, incarnation, entries };
+        if self.is_anothers_session(slot) {
+            return self.keep(append);
+        }
+        vec![Queued { append, slot: Some(Arc::clone(slot)), live: true, taken: Leaving::new() }]
+    }
+
+    /// What a run has of groups that goes by way of the log: for a queue, and among several nodes
+    /// always. Who decides next, if this node dies, is to know of it.
+    fn decided_in(
+        &self,
+        batch: &LogBatch,
+        slot: &Slot,
+        view: &SlotView,
+        copies: &[Copy],
+    ) -> Vec<Assignment> {
+        if !view.persistent && self.here.is_none() {
+            return Vec::new();
+        }
+        let elsewhere = self.is_anothers_session(slot);
+        self.assignments(batch, slot, view, copies, elsewhere)
+    }
+
+    /// Hands a connection what comes from no queue. Copies of groups that it does not take any more
+    /// are handed back.
+    fn live_in<'a>(
+        &self,
+        batch: &LogBatch,
+        (slot, view): (&Slot, SlotView),
+        copies: &'a [Copy],
+        purse: &mut Purse,
+    ) -> Vec<&'a Copy> {
+        if self.is_anothers_session(slot) {
+            return Vec::new();
+        }
+        let (persistent, several) = (view.persistent, self.here.is_some());
+        let live = copies.iter().filter(|copy| {
+            let by_log = persistent || several && copy.group.is_some();
+            !copy.is_queued() || !by_log
+        });
+        let Some(outbox) = view.outbox else {
+            if persistent {
+                // A QoS 0 copy for a session that is away: nobody was promised it.
+                return Vec::new();
+            }
+            let (back, gone): (Vec<&Copy>, Vec<&Copy>) = live.partition(|copy| copy.is_groups());
+            gone.into_iter().for_each(|copy| lost(DropReason::SessionEnded, slot, batch, copy));
+            return back;
+        };
+        let mut toll = Toll { outgoing: self.outgoing_rate(slot), purse };
+        let back = outbox.offer(live.clone().map(|copy| outgoing(batch, copy)), &mut toll);
+        back.into_iter().filter_map(|at| live.clone().nth(at)).collect()
+    }
+
+    /// Copies of groups for members that had gone when they came.
+    fn park_late(&self, copies: Vec<&Copy>) -> Vec<Parked> {
+        let parked = |copy: &Copy| {
+            let number = copy.group?;
+            let room = self.room_of(number)?;
+            room.room().into_iter().for_each(|filter| self.rooms.decided(filter));
+            let (item, index) = (copy.item as usize, copy.index as usize);
+            Some(Parked { room, number, item, index })
+        };
+        copies.into_iter().filter_map(parked).collect()
+    }
+
     /// Copies for a session of another node; what comes back is put into queues here.
-    fn keep(&self, append: QueueAppend) -> Vec<Queued> {
+    pub(super) fn keep(&self, append: QueueAppend) -> Vec<Queued> {
         let Some(here) = self.here.as_ref().filter(|_| !append.entries.is_empty()) else {
             return Vec::new();
         };
-        let queued = |append| Queued { append, slot: None, live: true };
+        let queued = |append| Queued { append, slot: None, live: true, taken: Leaving::new() };
         here.keep(append).into_iter().map(queued).collect()
     }
 
@@ -111,14 +181,26 @@ impl Parts {
         if appends.is_empty() {
             return;
         }
-        let queued =
-            |append: QueueAppend| Queued { slot: self.slot_of(&append.queue), append, live: true };
-        self.enqueue(appends.into_iter().map(queued).collect()).await;
+        let queued = |append: QueueAppend| {
+            let (slot, taken) = (self.slot_of(&append.queue), Leaving::new());
+            Queued { slot, append, live: true, taken }
+        };
+        let back = self.enqueue(appends.into_iter().map(queued).collect()).await;
+        self.hand_back(&back).await;
     }
 
-    async fn enqueue(&self, queued: Vec<Queued>) {
+    /// Durable before anything behind them is committed, like all decisions.
+    pub(super) async fn hand_back(&self, copies: &[Assignment]) {
+        if !copies.is_empty() {
+            assign(&*self.log, copies, None).await;
+        }
+    }
+
+    /// What comes back found nobody, and goes to the rooms of its groups.
+    async fn enqueue(&self, queued: Vec<Queued>) -> Vec<Assignment> {
         if !self.backlog.is_empty() {
-            return self.backlog.push(self, queued).await;
+            self.backlog.push(self, queued).await;
+            return Vec::new();
         }
         loop {
             match self.append(&queued).await {
@@ -129,7 +211,8 @@ impl Parts {
                     }
                     if self.here.is_some() {
                         // What needs no queue goes on.
-                        return self.backlog.push(self, queued).await;
+                        self.backlog.push(self, queued).await;
+                        return Vec::new();
                     }
                     tokio::time::sleep(RETRY).await;
                 }
@@ -139,17 +222,36 @@ impl Parts {
 
     pub(super) async fn append(&self, queued: &[Queued]) -> Result<Vec<Appended>, StorageError> {
         let started = Instant::now();
+        self.open_rooms(queued).await?;
         let appends = queued.iter().map(|one| one.append.clone()).collect();
         fail_point::pass("queue.appending");
         let appended = self.queues.append(appends).await?;
+        self.are_rooms_there(queued, &appended)?;
+        self.take_out(queued).await?;
         fail_point::pass("queue.appended");
         metrics::DEVICE_PACK_TIME.observe(started.elapsed());
         Ok(appended)
     }
 
-    /// They are in their queues: whoever reads these is told.
-    pub(super) fn appended(&self, queued: &[Queued], appended: Vec<Appended>) {
-        for (Queued { append, slot, live }, appended) in queued.iter().zip(appended) {
+    /// Redis may have lost a room that was open: it is opened once more.
+    fn are_rooms_there(&self, queued: &[Queued], answers: &[Appended]) -> Result<(), StorageError> {
+        for (Queued { append, .. }, answer) in queued.iter().zip(answers) {
+            if let Some(filter) = append.queue.room()
+                && *answer == Appended::NoQueue
+                && self.rooms.is_opened(filter, append.incarnation)
+            {
+                self.rooms.opened(filter, append.incarnation, false);
+                return Err(StorageError::Unavailable("a group's room was not there".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// They are in their queues: whoever reads these is told. What found no queue, and is of a
+    /// group, is handed back.
+    pub(super) fn appended(&self, queued: &[Queued], appended: Vec<Appended>) -> Vec<Assignment> {
+        let mut back = Vec::new();
+        for (Queued { append, slot, live, .. }, appended) in queued.iter().zip(appended) {
             let Appended::Taken { first_seq, skipped } = appended else {
                 // The session ended between the match and here.
                 let lost = append.entries.len() as u64;
@@ -158,7 +260,12 @@ impl Parts {
                     metrics::DEVICE_FAILED.add(lost);
                 }
                 let client = append.queue.name();
-                for entry in &append.entries {
+                let of_groups = self.goes_back(append);
+                if of_groups {
+                    back.extend(self.back(&append.queue, append.incarnation, &append.entries));
+                }
+                let lost = |entry: &&QueueEntry| !of_groups || entry.group.is_none();
+                for entry in append.entries.iter().filter(lost) {
                     let (why, topic) = (DropReason::SessionEnded, entry.message.view().topic);
                     telemetry::dropped_of(why, Direction::Outbound, client, topic, 1);
                 }
@@ -182,6 +289,17 @@ impl Parts {
                 outbox.offer_queued(append.incarnation, first_seq, fresh, *live);
             }
         }
+        back
+    }
+
+    /// Whether this node is to see that a group's copies for a session that is over find another
+    /// member: where there are several, the one that had it.
+    fn goes_back(&self, append: &QueueAppend) -> bool {
+        append.queue.client().is_some()
+            && match self.here {
+                None => !self.is_replayed(&append.entries),
+                Some(_) => self.rooms.has_departed(&append.queue, append.incarnation),
+            }
     }
 
     fn entries(&self, batch: &LogBatch, copies: &[Copy]) -> Vec<QueueEntry> {
@@ -196,17 +314,39 @@ impl Parts {
                 delivery: copy.delivery,
                 subscription_ids: copy.shared_ids(&self.no_ids),
                 expires_at_ms: publishes.expires_at_ms(index),
+                group: None,
             }
         }));
         entries
+    }
+
+    /// What waits for its group, by room and item.
+    fn parkings(&self, batch: &LogBatch, parked: &[Parked]) -> Vec<Assignment> {
+        let mut parked: Vec<&Parked> = parked.iter().collect();
+        parked.sort_by_key(|one| (one.number, one.item));
+        let by_item = parked.chunk_by(|a, b| (a.number, a.item) == (b.number, b.item));
+        by_item
+            .map(|parked| {
+                let (position, publishes) = item_at(batch, parked[0].item);
+                let indices: Vec<usize> = parked.iter().map(|one| one.index).collect();
+                let direct = parked.iter().map(|one| {
+                    let message = MessageRef::new(Arc::clone(publishes), one.index);
+                    let (group, index) = (one.number, one.index as u32);
+                    let origin = Some(Origin { position, index, group });
+                    DirectCopy { origin, ..self.waiting(&message, group, None) }
+                });
+                let room = parked[0].room.clone();
+                Assignment::new((room, 0), publishes, &indices, direct.collect())
+            })
+            .collect()
     }
 
     /// What groups picked this queue for, by item of the batch.
     fn assignments(
         &self,
         batch: &LogBatch,
-        queue: &QueueKey,
-        incarnation: u64,
+        slot: &Slot,
+        view: &SlotView,
         copies: &[Copy],
         elsewhere: bool,
     ) -> Vec<Assignment> {
@@ -221,106 +361,15 @@ impl Parts {
                     delivery: copy.delivery,
                     subscription_ids: copy.shared_ids(&self.no_ids),
                     origin: copy.group.map(|group| Origin { position, index: copy.index, group }),
+                    taken: None,
                 });
-                Assignment::new((queue.clone(), incarnation), publishes, &indices, direct.collect())
+                let to = (queue_of(slot, view), view.incarnation);
+                Assignment::new(to, publishes, &indices, direct.collect())
             })
             .collect()
     }
+}
 
-    /// Retained copies for persistent sessions, and a group's for the member that was picked, come
-    /// by way of the log. A retained one is skipped when a newer value was stored before it: the
-    /// subscriber got that one live (OUT-2).
-    fn direct_copies(
-        &self,
-        batch: &LogBatch,
-        stretch: Range<usize>,
-        decisions: &mut Decisions,
-    ) -> Vec<Queued> {
-        let mut queued = Vec::new();
-        for (position, log_item) in &batch.items[stretch] {
-            let LogItem::Direct { to, incarnation, batch: copies, deliveries } = log_item else {
-                continue;
-            };
-            if is_nobody(to) {
-                for (index, copy) in deliveries.iter().enumerate() {
-                    let Some(origin) = &copy.origin else { continue };
-                    decisions.is_first(origin, *position);
-                    self.refused(copies.view(index).topic, origin, decisions);
-                }
-                continue;
-            }
-            let mut entries = Vec::with_capacity(copies.len());
-            let mut live = false;
-            for (index, copy) in deliveries.iter().enumerate() {
-                let message = MessageRef::new(Arc::clone(copies), index);
-                let due = match &copy.origin {
-                    Some(origin) => decisions.is_first(origin, *position),
-                    None => self.is_newest(&message),
-                };
-                if !due {
-                    continue;
-                }
-                live |= copy.origin.is_some();
-                entries.push(QueueEntry {
-                    source: SourceId {
-                        incarnation: batch.incarnation,
-                        position: *position,
-                        index: index as u32,
-                    },
-                    expires_at_ms: message.expires_at_ms(),
-                    message,
-                    delivery: copy.delivery,
-                    subscription_ids: Arc::clone(&copy.subscription_ids),
-                });
-            }
-            let slot = self.slot_of(to);
-            let append = QueueAppend { queue: to.clone(), incarnation: *incarnation, entries };
-            queued.extend(self.direct(append, slot, live));
-        }
-        queued
-    }
-
-    /// Direct copies go where their session is. Of a group, they may be for one without a queue.
-    fn direct(&self, append: QueueAppend, slot: Option<Arc<Slot>>, live: bool) -> Vec<Queued> {
-        let Some(there) = slot.as_ref().filter(|_| self.here.is_some()) else {
-            return vec![Queued { append, slot, live }];
-        };
-        let SlotView { incarnation, persistent, outbox, .. } = there.view();
-        let QueueAppend { queue, incarnation: of, entries } = append;
-        let acknowledged = |entry: &QueueEntry| entry.delivery.qos.is_acknowledged();
-        let (entries, lively): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| persistent && acknowledged(entry));
-        if let Some(outbox) = outbox.filter(|_| incarnation == of && !lively.is_empty()) {
-            let outgoing = lively.iter().map(|entry| Outgoing {
-                batch: entry.message.batch(),
-                index: entry.message.index(),
-                delivery: entry.delivery,
-                subscription_ids: &entry.subscription_ids,
-                paid: true,
-            });
-            let mut purse = Purse::UNLIMITED;
-            let outgoing_rate = self.outgoing_rate(there);
-            outbox.offer(outgoing, &mut Toll { outgoing: outgoing_rate, purse: &mut purse });
-        }
-        let append = QueueAppend { queue, incarnation: of, entries };
-        if append.entries.is_empty() {
-            Vec::new()
-        } else if self.here.as_ref().is_some_and(|here| here.is_elsewhere(there)) {
-            self.keep(append)
-        } else {
-            vec![Queued { append, slot, live }]
-        }
-    }
-
-    fn slot_of(&self, queue: &QueueKey) -> Option<Arc<Slot>> {
-        self.slots.by_client(queue.client()?.as_str())
-    }
-
-    fn is_newest(&self, copy: &MessageRef) -> bool {
-        let view = copy.view();
-        self.retained.get(view.topic).is_some_and(|newest| {
-            let same_time = newest.batch().received_at_ms() == copy.batch().received_at_ms();
-            same_time && newest.view().payload == view.payload
-        })
-    }
+fn queue_of(slot: &Slot, view: &SlotView) -> QueueKey {
+    QueueKey::of(slot.client_id(), view.application)
 }

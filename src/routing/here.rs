@@ -114,6 +114,13 @@ impl Here {
         true
     }
 
+    /// Whether this node decides for a group of this number, and empties its room.
+    pub(super) fn decides(&self, group: u64) -> bool {
+        let state = self.state.lock();
+        state.joined
+            && state.members.rendezvous(group).is_some_and(|node| node == &**self.peers.node())
+    }
+
     /// Whether this node counts what concerns them all.
     pub(super) fn counts(&self) -> bool {
         let state = self.state.lock();

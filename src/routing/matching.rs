@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::decisions::Decisions;
 use super::dispatcher::Parts;
 use super::here::Offer;
-use super::runs::{Copy, Runs};
+use super::runs::{Copy, Parked, Runs};
 use super::subscriptions::{Entry, Inner};
-use super::{Choice, Group, Pick, Policy, Standing, Subscriber, rendezvous};
+use super::{Choice, Group, Pick, Policy, Standing, Subscriber, Turn, rendezvous};
 use crate::delivery::{Outbox, SlotId};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{Batch, LogBatch, LogItem, Origin, Position, QueueKey};
@@ -17,6 +17,15 @@ use crate::telemetry::{self, Direction, DropReason};
 /// With `mqtt.shared-subscriptions.app-leave-when-non-writable`, an APPLICATION member that has not
 /// been sent more than this is out of its groups.
 const APP_UNSENT: u64 = 1024;
+
+/// What becomes of one message of a group.
+enum Chosen {
+    Member(SlotId, Entry),
+    /// It waits in the group's room.
+    Room(QueueKey),
+    /// Nobody can take it, and that is counted.
+    Nobody,
+}
 
 impl Parts {
     pub(super) fn route(
@@ -33,6 +42,7 @@ impl Parts {
         let mut nobody = false;
         let mut plain = std::mem::take(&mut runs.plain);
         let mut picked = std::mem::take(&mut runs.picked);
+        let mut parked = std::mem::take(&mut runs.parked);
         inner.index.matches(
             view.topic,
             &mut |one| {
@@ -46,9 +56,15 @@ impl Parts {
                     nobody = true;
                     return;
                 }
-                let chosen = self.pick(group, &origin, batch, runs);
-                nobody |= chosen.is_none();
-                picked.extend(chosen);
+                match self.pick(group, &origin, batch, runs) {
+                    Chosen::Member(slot, entry) => picked.push((slot, entry, origin.group)),
+                    Chosen::Room(room) => {
+                        nobody = true;
+                        let (number, (item, index)) = (origin.group, place);
+                        parked.push(Parked { room, number, item, index });
+                    }
+                    Chosen::Nobody => nobody = true,
+                }
             },
         );
         for (slot, entry) in plain.drain(..) {
@@ -61,7 +77,7 @@ impl Parts {
         for (slot, entry, group) in picked.drain(..) {
             runs.add(slot, Copy::new(place, &view, &entry.options).of_group(group));
         }
-        (runs.plain, runs.picked) = (plain, picked);
+        (runs.plain, runs.picked, runs.parked) = (plain, picked, parked);
         let (position, copies) = (position.offset, runs.copies() - before);
         let client = &batch.publisher().client_id;
         tracing::trace!(stop = 8, %client, topic = view.topic, position, copies, "matched");
@@ -78,43 +94,63 @@ impl Parts {
         self.here.as_ref().is_some_and(|here| here.leaves(origin, batch))
     }
 
-    /// Who of the group gets the message; `None`: nobody can take it, which is counted.
+    /// Who of the group gets the message.
     fn pick(
         &self,
         group: &Group<SlotId, Entry>,
         origin: &Origin,
         batch: &Batch,
         runs: &Runs,
-    ) -> Option<(SlotId, Entry, u64)> {
+    ) -> Chosen {
         let view = batch.view(origin.index as usize);
+        let room = || {
+            let room = self.room(group);
+            room.room().into_iter().for_each(|filter| self.rooms.decided(filter));
+            Chosen::Room(room)
+        };
+        if view.qos.is_acknowledged() && self.rooms.is_busy(group.filter().as_str()) {
+            // Behind what waits already.
+            return room();
+        }
         let standing =
             |member: &Subscriber<SlotId, Entry>| self.standing(member, origin.position, view.qos);
-        let (publisher, slots) = (batch.publisher().client_id.as_str(), &self.slots);
+        let of = (batch.publisher().client_id.as_str(), view.topic);
+        let load = |member: &Subscriber<SlotId, Entry>| self.load(member.key, runs);
+        match self.choose(group, of, self.turn, &load, standing) {
+            Pick::Deliver(member) => Chosen::Member(member.key, member.entry),
+            Pick::Keep(_) => room(),
+            Pick::Nobody => {
+                let (why, by) = (DropReason::NoSubscribers, batch.publisher());
+                let client = by.client_id.as_str();
+                telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
+                Chosen::Nobody
+            }
+        }
+    }
+
+    /// Whom the group's policy chooses for a message of this publisher and topic.
+    pub(super) fn choose<'a>(
+        &self,
+        group: &'a Group<SlotId, Entry>,
+        (publisher, topic): (&str, &str),
+        turn: Turn,
+        load: &dyn Fn(&Subscriber<SlotId, Entry>) -> Option<u64>,
+        standing: impl Fn(&Subscriber<SlotId, Entry>) -> Standing,
+    ) -> Pick<'a, SlotId, Entry> {
         let by = |key: &str, member: &Subscriber<SlotId, Entry>| {
-            let slot = slots.by_id(member.key);
+            let slot = self.slots.by_id(member.key);
             slot.map_or(0, |slot| rendezvous(slot.client_id().as_str(), key))
         };
         let by_client = |member: &Subscriber<SlotId, Entry>| by(publisher, member);
-        let by_topic = |member: &Subscriber<SlotId, Entry>| by(view.topic, member);
-        let load = |member: &Subscriber<SlotId, Entry>| self.load(member.key, runs);
+        let by_topic = |member: &Subscriber<SlotId, Entry>| by(topic, member);
         let choice = match self.subscriptions.shares().policy(group.filter()) {
             Policy::RoundRobin => Choice::Turn,
             Policy::Sticky => Choice::Sticky,
             Policy::HashClient => Choice::Highest(&by_client),
             Policy::HashTopic => Choice::Highest(&by_topic),
-            Policy::LeastInflight => Choice::Least(&load),
+            Policy::LeastInflight => Choice::Least(load),
         };
-        match group.pick(self.turn, &choice, standing) {
-            Pick::Deliver(member) | Pick::Keep(member) => {
-                Some((member.key, member.entry, origin.group))
-            }
-            Pick::Nobody => {
-                let (why, by) = (DropReason::NoSubscribers, batch.publisher());
-                let client = by.client_id.as_str();
-                telemetry::dropped_of(why, Direction::Outbound, client, view.topic, 1);
-                None
-            }
-        }
+        group.pick(turn, &choice, standing)
     }
 
     /// Decides about messages whose decider is gone: the same as [`Self::collect`] would have, but
@@ -134,22 +170,29 @@ impl Parts {
                 continue;
             }
             let (view, place) = (batch.view(origin.index as usize), items.len());
-            let mut picked = None;
+            let (mut chosen, index) = (Chosen::Nobody, origin.index as usize);
             inner.index.matches(view.topic, &mut |_| {}, &mut |group| {
                 if group.number() == origin.group {
-                    picked = self.pick(group, &origin, &batch, runs);
+                    chosen = self.pick(group, &origin, &batch, runs);
                 }
             });
-            if let Some((slot, entry, number)) = picked {
-                let copy = Copy::new((place, origin.index as usize), &view, &entry.options);
-                runs.add(slot, copy.of_group(number));
+            let number = origin.group;
+            match chosen {
+                Chosen::Member(slot, entry) => {
+                    let copy = Copy::new((place, index), &view, &entry.options);
+                    runs.add(slot, copy.of_group(number));
+                }
+                Chosen::Room(room) => {
+                    runs.parked.push(Parked { room, number, item: place, index });
+                }
+                Chosen::Nobody => {}
             }
             items.push((origin.position, LogItem::Publishes(batch)));
         }
         LogBatch { incarnation, changes: Vec::new(), items, end: Position::default() }
     }
 
-    fn is_connected_elsewhere(&self, slot: SlotId) -> bool {
+    pub(super) fn is_connected_elsewhere(&self, slot: SlotId) -> bool {
         self.here.is_some()
             && self.slots.by_id(slot).is_some_and(|slot| slot.is_connected_elsewhere())
     }

@@ -21,8 +21,11 @@ mod judge;
 mod label;
 mod limits;
 mod matching;
+mod moves;
+mod passing;
 mod retained;
 mod retained_table;
+mod rooms;
 mod rows;
 mod runs;
 mod shared_group;
@@ -39,8 +42,10 @@ pub use here::Here;
 pub use index::SubscriptionIndex;
 pub use judge::Judge;
 pub use limits::Limits;
+pub use moves::{GroupQueues, Lender, Returning};
 pub use retained::{Cursor, Retained, RetainedFull, RetainedLimits};
 pub use retained_table::RetainedTable;
+pub use rooms::Rooms;
 pub use rows::{SubscriptionRow, decode_row, encode_row};
 pub use shared_group::{
     Choice, Group, GroupId, Groups, Joined, Left, Pick, Policy, Standing, Turn, rendezvous,

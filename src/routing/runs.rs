@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::subscriptions::Entry;
 use crate::delivery::SlotId;
 use crate::mqtt::{Delivery, QoS, SubscriptionOptions};
-use crate::storage::MessageView;
+use crate::storage::{MessageView, QueueKey};
 
 /// One copy of one message: which message, and how it goes out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,17 @@ pub(super) struct Runs {
     /// Scratch for the matches of one message.
     pub(super) plain: Vec<(SlotId, Entry)>,
     pub(super) picked: Vec<(SlotId, Entry, u64)>,
+    /// Messages that go to rooms of their groups.
+    pub(super) parked: Vec<Parked>,
+}
+
+/// A message that waits for its group.
+#[derive(Debug)]
+pub(super) struct Parked {
+    pub(super) room: QueueKey,
+    pub(super) number: u64,
+    pub(super) item: usize,
+    pub(super) index: usize,
 }
 
 /// A run's list keeps at most this capacity from batch to batch.
@@ -88,6 +99,11 @@ impl Copy {
         self.delivery.qos != QoS::AtMostOnce
     }
 
+    /// It is owed to a group, whoever of it gets it.
+    pub(super) fn is_groups(&self) -> bool {
+        self.is_queued() && self.group.is_some()
+    }
+
     /// Overlapping filters of one session: one copy, highest QoS, all identifiers (CLI-01).
     fn merge(&mut self, other: &Copy) {
         self.delivery.qos = self.delivery.qos.max(other.delivery.qos);
@@ -112,6 +128,7 @@ impl Runs {
         }
         self.used = 0;
         self.copies = 0;
+        self.parked.clear();
         if self.place.len() < slots {
             self.place.resize(slots, 0);
         }

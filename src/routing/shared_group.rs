@@ -192,6 +192,10 @@ impl<K: Eq + Hash, E> Group<K, E> {
         self.slots.iter().flatten()
     }
 
+    pub fn has(&self, key: K) -> bool {
+        self.members().any(|member| member.key == key)
+    }
+
     /// Chooses who gets one message, and moves the turn behind the chosen one. Where the turn
     /// decides, it asks `standing` until the first usable member; else, and if there is none, it
     /// asks all members.
@@ -375,6 +379,11 @@ impl<K: Eq + Hash, E> Groups<K, E> {
 
     pub fn iter(&self) -> impl Iterator<Item = &Group<K, E>> {
         self.groups.iter()
+    }
+
+    /// The group of a number that a copy carries. Looks at each: for what is seldom asked.
+    pub fn by_number(&self, number: u64) -> Option<&Group<K, E>> {
+        self.groups.iter().find(|group| group.number == number)
     }
 
     /// The group of a whole filter, `$share/…` included.

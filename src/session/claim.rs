@@ -9,6 +9,7 @@ use super::cluster;
 use super::conn::{About, Conn, End};
 use super::context::Context;
 use super::directory::{Directory, Found};
+use super::groups;
 use super::inbound::Exchanges;
 use super::lifecycle;
 use super::places::Place;
@@ -94,8 +95,7 @@ pub(super) async fn claim(
     // A resumed session is owed what waits for it, also on a connection with which it ends.
     let persistent = ask.expiry_s > 0 || resumes;
     let queue = persistent.then(|| QueueKey::of(&ask.client_id, is_one));
-    let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
-    let outbox = Outbox::new(ask.settings.clone(), config, queues);
+    let outbox = outbox_of(context, &ask);
     let conn = Arc::new(Conn::new(&ask, epoch, Arc::clone(&outbox), is_one));
     let session = locked.session().insert(Session {
         incarnation,
@@ -113,6 +113,7 @@ pub(super) async fn claim(
         stored,
         place,
         application,
+        released: false,
     });
     if old.as_ref().is_some_and(|old| wills::inherit(session, old)) {
         lifecycle::store(context, &ask.client_id, session);
@@ -205,6 +206,13 @@ async fn win_alone(
     deadline: Instant,
 ) -> Result<Won, ReasonCode> {
     let resumes = !ask.clean_start && ask.expiry_resumes(locked.session().as_ref(), now_ms);
+    if let Some(old) = locked.session().as_mut().filter(|_| !resumes)
+        && groups::owes(context, &ask.client_id, old)
+    {
+        // Nobody may acknowledge meanwhile what goes to others.
+        cut(context, &ask.client_id, old);
+        groups::release(context, &ask.client_id, old).await;
+    }
     let epoch = context.next_epoch();
     let kept = locked.session().as_ref().filter(|_| resumes);
     let incarnation = kept.map_or(epoch, |session| session.incarnation);
@@ -223,7 +231,7 @@ async fn win_alone(
     if let (Err(_), Some((earlier, epoch))) = (&put, &earlier) {
         earlier.own(*epoch);
     }
-    put?;
+    put.inspect_err(|_| groups::goes_on(context, &ask.client_id, locked))?;
     let old = locked.session().take();
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored, owed, application })
 }
@@ -259,7 +267,8 @@ async fn win(
         }
     };
     fail_point::pass("claim.stored");
-    let Some(Found { before, now, excess }) = directory.found(&ask.client_id, position) else {
+    let Some(Found { before, now, was_member, excess }) = directory.found(&ask.client_id, position)
+    else {
         return Err(ReasonCode::ServerUnavailable);
     };
     if let Some(excess) = excess {
@@ -273,6 +282,11 @@ async fn win(
         cluster::surrender(context, &ask.client_id, locked, before, now);
         return Err(ReasonCode::ServerUnavailable);
     }
+    if let Some(ended) = before.as_ref().filter(|_| was_member && !resumes) {
+        // Before the queue is the new session's; whoever has no patience gets what is left counted.
+        let given = groups::inherit(context, &ask.client_id, ended, now.epoch);
+        drop(tokio::time::timeout_at(deadline, given).await);
+    }
     let old = cluster::take_old(context, &ask.client_id, locked, before);
     let kept = old.as_ref().filter(|_| resumes);
     let open_ids = kept.map(|old| Arc::clone(&old.open_ids)).unwrap_or_default();
@@ -281,8 +295,18 @@ async fn win(
     Ok(Won { old, resumes, incarnation, epoch, open_ids, stored: true, owed, application })
 }
 
-/// Shows routing how the session stands.
+fn outbox_of(context: &Context, ask: &Ask) -> Arc<Outbox> {
+    let (config, queues) = (Arc::clone(&context.delivery), Arc::clone(&context.queues));
+    Outbox::new(ask.settings.clone(), config, queues)
+}
+
+/// Shows routing how the session stands: it may take what waits for its groups.
 fn show(context: &Context, client_id: &ClientId, view: SlotView) {
+    attach(context, client_id, view);
+    context.groups.wake();
+}
+
+fn attach(context: &Context, client_id: &ClientId, view: SlotView) {
     if context.directory.is_some() {
         // What else there is to see was told in the log's order.
         if let (Some(slot), Some(outbox)) =

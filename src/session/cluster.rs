@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::claim::{cut, displace};
 use super::context::Context;
 use super::directory::Directory;
+use super::groups;
 use super::inbound::OpenId;
 use super::lifecycle;
 use super::registry::{Locked, Session};
@@ -118,6 +119,7 @@ fn adopt(
     know_open_ids(context, client_id, &session);
     *locked.session() = Some(session);
     lifecycle::look(context, client_id, locked, cut_off);
+    groups::went(context, client_id);
 }
 
 /// The session that a claim found: what this node has of it, or what its row says. QoS 2 ids that
@@ -172,6 +174,7 @@ pub(super) fn surrender(
     *locked.session() = Some(session);
     displace(context, client_id, old, resumes);
     lifecycle::look(context, client_id, locked, true);
+    groups::went(context, client_id);
 }
 
 /// A claim of this node that is one too many: it ends, and with it what it displaced.

@@ -10,11 +10,12 @@ use super::Config;
 use super::budget::Budget;
 use super::conn::Conn;
 use super::directory::Directory;
+use super::groups::Members;
 use super::places::Places;
 use super::registry::Registry;
 use super::timers::Timers;
 use crate::delivery::{self, Slots};
-use crate::routing::{Judge, Limits, Progress, RetainedTable, Subscriptions};
+use crate::routing::{GroupQueues, Judge, Limits, Progress, RetainedTable, Subscriptions};
 use crate::security::Security;
 use crate::storage::{ChangeLog, DeviceQueues, NodeId, Peers, PublishLog};
 
@@ -36,6 +37,8 @@ pub struct Handles {
     pub retained_expiry_period: std::time::Duration,
     /// The other nodes, where there are several.
     pub peers: Option<Arc<Peers>>,
+    /// What waits for shared groups.
+    pub groups: GroupQueues,
 }
 
 impl std::fmt::Debug for Handles {
@@ -53,6 +56,7 @@ pub(super) struct Context {
     pub(super) applications: Places,
     pub(super) budget: Arc<Budget>,
     pub(super) timers: Timers,
+    pub(super) members: Members,
     /// The sessions of all nodes, where there are several.
     pub(super) directory: Option<Directory>,
     last_epoch: AtomicU64,
@@ -91,6 +95,7 @@ impl Context {
             applications: Places::default(),
             budget,
             timers: Timers::default(),
+            members: Members::default(),
             last_epoch: AtomicU64::new(0),
             lagging: AtomicBool::new(false),
             caught_up: Notify::new(),

@@ -23,6 +23,8 @@ use crate::storage::{Follower, Peers, Position, QueueKey, Resolver, Row, Table};
 pub(super) struct Found {
     pub(super) before: Option<SessionRow>,
     pub(super) now: SessionRow,
+    /// The session that it ends was a member of shared groups.
+    pub(super) was_member: bool,
     /// It may not stay: the house was full where it stands.
     pub(super) excess: Option<Excess>,
 }
@@ -176,7 +178,10 @@ impl Directory {
         let fresh = context.slots.by_client(client_id.as_str()).is_none();
         let slot = context.slots.ensure(client_id);
         let resumed = before.as_ref().is_some_and(|old| old.incarnation == now.incarnation);
+        let mut was_member = false;
         if let Some(old) = before.as_ref().filter(|_| !resumed) {
+            let filters = context.subscriptions.filters(slot.id());
+            was_member = filters.iter().any(TopicFilter::is_shared);
             match ours {
                 true => self.discard(context, client_id, &slot, old.incarnation),
                 false => context.subscriptions.remove_all(slot.id()),
@@ -195,7 +200,8 @@ impl Directory {
         }
         slot.set_connected_elsewhere(!ours);
         if ours {
-            self.found.lock().insert(client_id.clone(), Found { before, now, excess });
+            let found = Found { before, now, was_member, excess };
+            self.found.lock().insert(client_id.clone(), found);
             return;
         }
         // TKO: the connection here ends; what it leaves is seen to by a task.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::cluster;
 use super::conn::{Conn, End};
 use super::context::Context;
+use super::groups;
 use super::registry::{Locked, Session};
 use super::rows::{self, Bid, NEVER, SessionRow};
 use super::wills;
@@ -23,6 +24,15 @@ const MENDED_AT_ONCE: usize = 1000;
 
 /// A connection has ended. What a newer connection has taken over is not touched (TKO-02).
 pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
+    // While its groups still have it for a member.
+    let returning = groups::returning(context, conn);
+    ended(context, conn, end).await;
+    if let Some(returning) = returning {
+        context.groups.give(returning).await;
+    }
+}
+
+async fn ended(context: &Arc<Context>, conn: &Arc<Conn>, end: End) {
     context.registry.remove_live(conn);
     if let Some(slot) = context.slots.by_client(conn.client_id.as_str()) {
         slot.detach(&conn.outbox);
@@ -58,6 +68,7 @@ pub(super) async fn disconnected(context: &Arc<Context>, conn: &Arc<Conn>, end: 
         | End::Storage => {}
     }
     look(context, &conn.client_id, &mut locked, true);
+    groups::went(context, &conn.client_id);
 }
 
 /// The Session Expiry Interval of a DISCONNECT replaces the one of CONNECT (SES-02), and is under
@@ -97,6 +108,12 @@ pub(super) fn look(
         return context.timers.set(&mut session.timer_ms, None, client_id);
     }
     if session.expires_at_ms().is_some_and(|end_ms| end_ms <= now_ms) {
+        if groups::owes(context, client_id, session) {
+            if changed {
+                store(context, client_id, session);
+            }
+            return groups::retire(context, client_id);
+        }
         if session.expiry_s > 0 {
             metrics::SESSIONS_EXPIRED.inc();
         }

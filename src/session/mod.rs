@@ -17,6 +17,7 @@ mod connection;
 mod context;
 mod directory;
 mod edges;
+mod groups;
 mod handshake;
 mod inbound;
 mod lifecycle;

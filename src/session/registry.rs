@@ -48,6 +48,8 @@ pub(super) struct Session {
     /// Its queue is an APPLICATION client's log, for as long as it lives; it counts under the
     /// limit of those.
     pub(super) application: Option<Arc<Place>>,
+    /// It has given back what it had of shared groups, and may end.
+    pub(super) released: bool,
 }
 
 impl Session {
@@ -70,6 +72,7 @@ impl Session {
             timer_ms: None,
             stored: true,
             place: Arc::new(context.places.take_anyway()),
+            released: false,
         }
     }
 

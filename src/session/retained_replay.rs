@@ -94,7 +94,14 @@ impl Replay {
                 continue;
             }
             let (batch, index) = (message.batch(), message.index());
-            let copy = Outgoing { batch, index, delivery, subscription_ids: &ids, paid: true };
+            let copy = Outgoing {
+                batch,
+                index,
+                delivery,
+                subscription_ids: &ids,
+                paid: true,
+                share: None,
+            };
             if !self.is_paid().await {
                 return false;
             }
@@ -150,6 +157,7 @@ impl Replay {
                     delivery: *delivery,
                     subscription_ids: Arc::clone(&subscription_ids),
                     origin: None,
+                    taken: None,
                 })
                 .collect();
             open.push_back(self.append(batch_of(first, &live), deliveries));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::conn::Conn;
 use super::context::Context;
+use super::groups;
 use super::retained_replay::{Owed, Wanted};
 use crate::codec::{
     DecodeError, Packet, Suback, Subscribe, SubscribeFilter, Unsuback, Unsubscribe,
@@ -213,6 +214,9 @@ impl Subscriber<'_> {
                     }
                 }
             });
+        }
+        if packet.filters.iter().flatten().any(TopicFilter::is_shared) && self.persistent {
+            groups::left_group(self.context, self.client_id());
         }
         if !rows.is_empty() && !self.put(rows).await {
             for code in codes.iter_mut().filter(|code| **code == ReasonCode::Success) {

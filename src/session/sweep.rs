@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::cluster;
 use super::conn::End;
 use super::context::Context;
-use super::timers;
+use super::{groups, timers};
 use crate::mqtt::ReasonCode;
 use crate::storage::Durability;
 use crate::storage::Unwatched;
@@ -25,6 +25,7 @@ pub(super) fn start(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
         task::spawn("session timers", timers::run(Arc::clone(context))),
         task::spawn("keep-alive sweep", keep_alive(Arc::clone(context))),
         task::spawn("log watch", watch_log(Arc::clone(context))),
+        task::spawn("shared groups", groups::run(Arc::clone(context))),
         task::spawn("rights watch", watch_rights(Arc::clone(context))),
         task::spawn("retained expiry", expire_retained(Arc::clone(context))),
     ];

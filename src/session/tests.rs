@@ -7,9 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::{Arrival, Config, Handles, Peer, Sessions};
-use crate::delivery::{self, Slots};
+use crate::delivery;
 use crate::mqtt::{ClientId, Delivery, QoS};
-use crate::routing::{self, Judge, Parts, Progress, RetainedTable, Subscriptions, Turn};
+use crate::routing::{self, GroupQueues, Parts};
 use crate::security::{self, Security};
 use crate::storage::once;
 use crate::storage::{
@@ -111,21 +111,7 @@ impl Node {
     ) -> Self {
         let mut stores = memory.stores();
         stores.log = wrap(stores.log);
-        let slots = Arc::new(Slots::default());
-        let parts = Parts {
-            subscriptions: Arc::new(Subscriptions::new(Arc::clone(&slots))),
-            slots,
-            retained: Arc::new(RetainedTable::new(None, None)),
-            judge: Arc::new(Judge::default()),
-            log: Arc::clone(&stores.log),
-            queues: Arc::clone(&stores.queues),
-            progress: Arc::new(Progress::default()),
-            backlog: Arc::default(),
-            here: None,
-            limits: Arc::default(),
-            turn: Turn::NextConnected,
-            no_ids: Arc::from([]),
-        };
+        let parts = Parts::bare(&stores);
         let security = Security::new(security::Config::default(), Arc::clone(&stores.tables));
         let sessions = Sessions::new(Handles {
             config,
@@ -143,6 +129,7 @@ impl Node {
             limits: Arc::clone(&parts.limits),
             retained_expiry_period: Duration::from_secs(60),
             peers: None,
+            groups: GroupQueues::new(parts.clone()),
         });
         sessions.load(will_grace).expect("the store loads");
         let consumer: Box<dyn LogConsumer> = stores.log.consumer(0).1;
@@ -484,8 +471,9 @@ async fn a_retained_copy_that_was_overtaken_is_not_given() {
     // As a cursor would that read the first value before the second was stored.
     for value in &values {
         let delivery = Delivery { qos: QoS::AtLeastOnce, retain: true };
-        let copies =
-            Arc::from([DirectCopy { delivery, subscription_ids: Arc::from([]), origin: None }]);
+        let none = Arc::from([]);
+        let copy = DirectCopy { delivery, subscription_ids: none, origin: None, taken: None };
+        let copies = Arc::from([copy]);
         let (to, batch) = (QueueKey::Client(client_id.clone()), Arc::clone(value.batch()));
         let (sink, mut settled) = once();
         context.log.append_direct(to, incarnation, batch, copies, sink, 0);

@@ -10,6 +10,7 @@ pub mod contract;
 pub mod embedded;
 pub mod kafka;
 pub mod memory;
+mod moves;
 mod peers;
 pub mod ports;
 mod queue_key;
@@ -29,12 +30,13 @@ pub use config::{
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
 pub use kafka::{AppTopics, Applications, Kafka, KafkaSettings, Owned};
 pub use memory::{Faults, Memory, MemoryConfig};
+pub use moves::{Origin, Source, Taken};
 pub use peers::Peers;
 pub use ports::{
     AppendOutcome, AppendSink, Appended, BoxFuture, Change, ChangeLog, Committed, DeviceQueues,
-    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId,
-    Origin, Page, Position, PublishLog, QueueAppend, QueueEntry, QueueState, QueuedMessage,
-    Resolver, Row, SourceId, StorageError, Table, TokenBucket,
+    DirectCopy, Durability, Follower, IdRun, InForce, LogBatch, LogConsumer, LogItem, NodeId, Page,
+    Position, PublishLog, QueueAppend, QueueEntry, QueueState, QueuedMessage, Resolver, Row,
+    SourceId, StorageError, Table, TokenBucket,
 };
 pub use queue_key::QueueKey;
 pub use quota::{Attempt, Charge, GRACE, Purpose, Purse, Quota, QuotaSettings, Reached};

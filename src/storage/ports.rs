@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::moves::{Origin, Taken};
 use super::queue_key::QueueKey;
 use super::record::{Batch, MessageRef};
 use crate::cluster::Members;
@@ -90,16 +91,8 @@ pub struct DirectCopy {
     pub subscription_ids: Arc<[u32]>,
     /// What a shared subscription's copy was picked from; `None`: a retained copy.
     pub origin: Option<Origin>,
-}
-
-/// One decision about one message for one shared subscription: which member gets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Origin {
-    /// Where the message stands, in the log that holds the decision, too.
-    pub position: Position,
-    pub index: u32,
-    /// Names the group: the hash of its whole filter.
-    pub group: u64,
+    /// Where it moves from; then only the group of its origin says anything.
+    pub taken: Option<Taken>,
 }
 
 #[derive(Clone, Debug)]
@@ -321,6 +314,8 @@ pub struct QueueEntry {
     pub subscription_ids: Arc<[u32]>,
     /// Milliseconds since the epoch after which it is not delivered any more (DEV-4, DEV-6).
     pub expires_at_ms: Option<u64>,
+    /// The number of the shared group that it is a copy of.
+    pub group: Option<u64>,
 }
 
 /// A run of entries for one queue, sources rising and of one partition.
@@ -372,6 +367,7 @@ pub struct QueuedMessage {
     pub delivery: Delivery,
     pub subscription_ids: Arc<[u32]>,
     pub expires_at_ms: Option<u64>,
+    pub group: Option<u64>,
     /// The client has sent PUBREC for it: PUBREL is owed, the PUBLISH must not go again.
     pub received: bool,
 }
@@ -443,6 +439,15 @@ pub trait DeviceQueues: Send + Sync {
     /// word as it lets go: nothing above it was sent. Without a last word, and after a crash,
     /// everything in a reserved run may have been.
     fn ack(&self, queue: &QueueKey, incarnation: u64, seqs: &[u64], sent_below: u64);
+
+    /// Entries that are in another queue by now: they go whatever connection has the queue, and the
+    /// sender's cursor stays. Durable as an append is; unknown sequences are ignored.
+    fn take_out(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+    ) -> BoxFuture<'_, Result<(), StorageError>>;
 
     /// PUBREC arrived for these.
     fn received(

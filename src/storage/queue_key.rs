@@ -10,6 +10,7 @@ use crate::mqtt::ClientId;
 pub enum QueueKey {
     /// A persistent DEVICE session's, bounded by a number of messages (DEV-5).
     Client(ClientId),
+    /// What waits for the members of a DEVICE group, bounded likewise (SHR-3).
     Group(Arc<str>),
     /// A persistent APPLICATION session's log, bounded by its retention alone (APP-3).
     Application(ClientId),
@@ -40,6 +41,14 @@ impl QueueKey {
         match self {
             QueueKey::Client(id) | QueueKey::Application(id) => id.as_str(),
             QueueKey::Group(name) | QueueKey::Shared(name) => name,
+        }
+    }
+
+    /// The whole filter of the group whose room it is.
+    pub fn room(&self) -> Option<&Arc<str>> {
+        match self {
+            QueueKey::Group(filter) | QueueKey::Shared(filter) => Some(filter),
+            QueueKey::Client(_) | QueueKey::Application(_) => None,
         }
     }
 

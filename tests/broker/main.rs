@@ -46,6 +46,8 @@ mod secrets;
 mod session;
 mod settings;
 mod shared;
+mod shared_members;
+mod shared_rooms;
 mod shares;
 mod slow_reader;
 mod soak;

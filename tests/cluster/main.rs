@@ -38,6 +38,7 @@ mod redis_memory;
 mod redis_projection;
 mod redis_server;
 mod services;
+mod shared_nodes;
 #[path = "../crash/subscriber.rs"]
 mod subscriber;
 mod topics;
@@ -79,6 +80,8 @@ mod restart;
 mod retained;
 #[path = "../broker/session.rs"]
 mod session;
+#[path = "../broker/shared_rooms.rs"]
+mod shared_rooms;
 #[path = "../broker/shares.rs"]
 mod shares;
 #[path = "../broker/slow_reader.rs"]

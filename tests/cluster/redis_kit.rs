@@ -30,6 +30,7 @@ pub(crate) fn copy(queue: &QueueKey, offset: u64, payload: &str) -> QueueAppend 
         delivery: Delivery { qos: QoS::ExactlyOnce, retain: false },
         subscription_ids: Arc::from([]),
         expires_at_ms: None,
+        group: None,
     };
     QueueAppend { queue: queue.clone(), incarnation: 1, entries: vec![entry] }
 }

@@ -141,7 +141,8 @@ pub(super) fn messages(batch: &LogBatch) -> Vec<(SourceId, MessageRef)> {
 pub(super) fn entry(source: SourceId, message: MessageRef) -> QueueEntry {
     let expires_at_ms = message.expires_at_ms();
     let subscription_ids = Arc::from([7_u32]);
-    QueueEntry { source, message, delivery: QOS1, subscription_ids, expires_at_ms }
+    let group = None;
+    QueueEntry { source, message, delivery: QOS1, subscription_ids, expires_at_ms, group }
 }
 
 /// The ports, until the backend ends: who keeps one keeps parts of the backend.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::kit::{QOS1, batch_of, client, messages, row, text};
 use super::{Factory, Harness};
-use crate::storage::{DirectCopy, Durability, LogItem, Origin, Table};
+use crate::storage::{DirectCopy, Durability, LogItem, Origin, QueueKey, Source, Table, Taken};
 
 /// Long enough to show that nothing comes, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(30);
@@ -115,9 +115,20 @@ pub async fn what_was_not_committed_comes_again_under_the_same_identity(factory:
 /// Direct copies come in log order with their address and their deliveries, crash or not.
 pub async fn direct_copies_come_back_whole(factory: &dyn Factory) {
     let mut harness = Harness::new(factory).await;
-    let copy =
-        |ids: &[u32]| DirectCopy { delivery: QOS1, subscription_ids: Arc::from(ids), origin: None };
-    let deliveries: Arc<[DirectCopy]> = Arc::from([copy(&[]), copy(&[1, 268_435_455])]);
+    let copy = |ids: &[u32]| DirectCopy {
+        delivery: QOS1,
+        subscription_ids: Arc::from(ids),
+        origin: None,
+        taken: None,
+    };
+    // One that is picked, and one that moves.
+    let from = Source { queue: QueueKey::Group(Arc::from("g/+")), incarnation: 9, epoch: Some(3) };
+    let moved = DirectCopy {
+        origin: Some(Origin::of_group(u64::MAX)),
+        taken: Some(Taken { from: Arc::new(from), seq: 1 << 40 }),
+        ..copy(&[1, 268_435_455])
+    };
+    let deliveries: Arc<[DirectCopy]> = Arc::from([copy(&[]), moved]);
     let before = harness.append(&["before"], Durability::Durable);
     let ticket = harness.ticket();
     let batch = batch_of("node", &["a", "b"], Some(9));
@@ -151,7 +162,12 @@ pub async fn decisions_behind_the_commit_are_told(factory: &dyn Factory) {
     for index in 0..2 {
         let origin = Origin { position: first, index, group: u64::MAX - u64::from(index) };
         let ids = Arc::from([]);
-        let copies = [DirectCopy { delivery: QOS1, subscription_ids: ids, origin: Some(origin) }];
+        let copies = [DirectCopy {
+            delivery: QOS1,
+            subscription_ids: ids,
+            origin: Some(origin),
+            taken: None,
+        }];
         let (ticket, batch) = (harness.ticket(), batch_of("publisher", &["copy"], None));
         let (to, sink) = (client("c"), harness.sink());
         harness.stores.log.append_direct(to, 5, batch, Arc::from(copies), sink, ticket);

@@ -36,6 +36,7 @@ pub use queue_cases::{
     over_the_limit_the_oldest_go, pages_obey_their_bounds, received_entries_are_never_trimmed,
     received_marks_show_once_settled, removal_ends_the_queue,
     reserved_runs_show_until_acknowledged, the_bucket_gives_what_it_has,
+    what_moves_leaves_its_queue_alone,
 };
 pub use random::queues_survive_any_mix_of_crashes;
 pub use recovery_cases::{
@@ -143,6 +144,7 @@ macro_rules! storage_contract {
             subscriptions_are_found_as_the_commit_left_them
             the_bucket_gives_what_it_has
             the_consumer_is_told_how_far_the_log_goes
+            what_moves_leaves_its_queue_alone
             what_was_not_committed_comes_again_under_the_same_identity
         }
     };

@@ -230,6 +230,39 @@ pub async fn an_exact_cursor_spares_the_dup_flag(factory: &dyn Factory) {
     assert_eq!(harness.open(&queue, 1).await.sent_below, 3);
 }
 
+/// SHR-5: an entry says of which group it is; what is in another queue by now leaves this one,
+/// whoever has it, and the sender's cursor stays as it was.
+pub async fn what_moves_leaves_its_queue_alone(factory: &dyn Factory) {
+    let mut harness = Harness::new(factory).await;
+    let queue = client("c");
+    harness.open(&queue, 1).await;
+    harness.publish(&["a", "b", "c", "d", "e"]).await;
+    let mut entries: Vec<QueueEntry> = Vec::new();
+    while entries.len() < 5 {
+        let batch = harness.next().await;
+        entries.extend(messages(&batch).into_iter().map(|(source, one)| entry(source, one)));
+    }
+    entries[2].group = Some(u64::MAX - 7);
+    harness.enqueue(&queue, 1, entries.clone()).await;
+    harness.reserve(&queue, 1, run(1, 1, 8)).await;
+    harness.stores.queues.ack(&queue, 1, &[], 3);
+    let page = harness.page(&queue, 1, 0, 9).await;
+    let groups: Vec<Option<u64>> = page.messages.iter().map(|one| one.group).collect();
+    assert_eq!(groups, [None, None, Some(u64::MAX - 7), None, None]);
+    let queues = Arc::clone(&harness.stores.queues);
+    queues.take_out(&queue, 2, &[1]).await.expect("another session's: ignored");
+    queues.take_out(&queue, 1, &[3, 4, 77]).await.expect("a healthy backend takes out");
+    assert_eq!(seqs(&harness.queue(&queue, 1).await), [1, 2, 5]);
+    assert_eq!(queues.depth(&queue), 3);
+    // Neither does a replay bring it back.
+    harness.enqueue(&queue, 1, entries).await;
+    assert_eq!(seqs(&harness.queue(&queue, 1).await), [1, 2, 5]);
+    let state = harness.open(&queue, 1).await;
+    assert_eq!((state.sent_below, state.next_seq), (3, 6), "what was sent is known exactly");
+    queues.take_out(&queue, 1, &[1, 2, 5]).await.expect("a healthy backend takes out");
+    assert_eq!(harness.queue(&queue, 1).await, []);
+}
+
 /// DEV-6: the publisher's expiry, else the configured time to live, from the time of receipt.
 pub async fn expiry_is_the_publishers_or_the_default(factory: &dyn Factory) {
     let options = Options { queue_ttl_ms: 5_000, ..Options::default() };

@@ -99,11 +99,12 @@ fn message(
     seq: u64,
     record: &[u8],
 ) -> Result<QueuedMessage, StorageError> {
-    let EntryRecord { stored, delivery, subscription_ids, expires_at_ms } =
+    let EntryRecord { stored, delivery, subscription_ids, expires_at_ms, group } =
         EntryRecord::decode(record)?;
     let message = match stored {
         Stored::Pointer { offset, index } => frame.message(wal, offset, index)?,
         Stored::Inline(body) => MessageRef::new(Arc::new(Batch::parse(body)?), 0),
     };
-    Ok(QueuedMessage { seq, message, delivery, subscription_ids, expires_at_ms, received: false })
+    let received = false;
+    Ok(QueuedMessage { seq, message, delivery, subscription_ids, expires_at_ms, group, received })
 }

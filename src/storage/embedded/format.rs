@@ -7,10 +7,14 @@ use bytes::{BufMut, Bytes};
 
 use crate::mqtt::{ClientId, Delivery, PacketId, QoS};
 use crate::storage::ports::DirectCopy;
-use crate::storage::{IdRun, Origin, Position, QueueKey, Row, StorageError, Table};
+use crate::storage::{IdRun, Origin, Position, QueueKey, Row, Source, StorageError, Table, Taken};
 
 const VERSION: u8 = 1;
 const RELAXED: u8 = 1;
+/// What a direct copy rests on, beside nothing (0) and an origin (1): where it moves from, and that
+/// this is where the one before it did.
+const MOVED: u8 = 2;
+const MOVED_LIKEWISE: u8 = 3;
 
 /// Reads fields one after the other and names what is damaged.
 pub(super) struct Reader<'a> {
@@ -80,9 +84,14 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn delivery(&mut self) -> Result<Delivery, StorageError> {
+        Ok(self.delivery_and_mark(0)?.0)
+    }
+
+    /// With a bit of the same byte that says something else.
+    pub(super) fn delivery_and_mark(&mut self, mark: u8) -> Result<(Delivery, bool), StorageError> {
         let byte = self.u8()?;
         let qos = QoS::from_bits(byte & 3).ok_or_else(|| self.damaged("QoS 3"))?;
-        Ok(Delivery { qos, retain: byte & 4 != 0 })
+        Ok((Delivery { qos, retain: byte & 4 != 0 }, byte & mark != 0))
     }
 
     pub(super) fn ids(&mut self) -> Result<Arc<[u32]>, StorageError> {
@@ -104,12 +113,27 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| self.damaged(&format!("table {number} is not known")))
     }
 
-    fn origin(&mut self) -> Result<Option<Origin>, StorageError> {
+    /// What a direct copy rests on; `before`: the source that the last moved one named.
+    fn origin(
+        &mut self,
+        before: &mut Option<Arc<Source>>,
+    ) -> Result<(Option<Origin>, Option<Taken>), StorageError> {
         match self.u8()? {
-            0 => Ok(None),
+            0 => Ok((None, None)),
             1 => {
                 let position = Position { partition: 0, offset: self.u64()? };
-                Ok(Some(Origin { position, index: self.u32()?, group: self.u64()? }))
+                let (index, group) = (self.u32()?, self.u64()?);
+                Ok((Some(Origin { position, index, group }), None))
+            }
+            mark @ (MOVED | MOVED_LIKEWISE) => {
+                if mark == MOVED {
+                    let (queue, incarnation) = self.queue()?;
+                    let epoch = if self.u8()? == 1 { Some(self.u64()?) } else { None };
+                    *before = Some(Arc::new(Source { queue, incarnation, epoch }));
+                }
+                let from = before.clone().ok_or_else(|| self.damaged("a copy from nowhere"))?;
+                let (group, seq) = (self.u64()?, self.u64()?);
+                Ok((Some(Origin::of_group(group)), Some(Taken { from, seq })))
             }
             other => Err(self.damaged(&format!("origin mark {other} is not known"))),
         }
@@ -236,17 +260,42 @@ pub(super) fn read_run_frame(head: &[u8]) -> Result<(QueueKey, u64, IdRun), Stor
 
 pub(super) fn direct_frame(to: &QueueKey, incarnation: u64, deliveries: &[DirectCopy]) -> Bytes {
     let mut out = queue_head(to, incarnation, 29 * deliveries.len());
+    let mut before: Option<&Arc<Source>> = None;
     for copy in deliveries {
         put_delivery(&mut out, copy.delivery);
         put_ids(&mut out, &copy.subscription_ids);
-        out.push(u8::from(copy.origin.is_some()));
-        if let Some(Origin { position, index, group }) = copy.origin {
-            out.put_u64_le(position.offset);
-            out.put_u32_le(index);
-            out.put_u64_le(group);
+        match (&copy.origin, &copy.taken) {
+            (None, _) => out.push(0),
+            (Some(Origin { position, index, group }), None) => {
+                out.push(1);
+                out.put_u64_le(position.offset);
+                out.put_u32_le(*index);
+                out.put_u64_le(*group);
+            }
+            (Some(Origin { group, .. }), Some(Taken { from, seq })) => {
+                let likewise = before.is_some_and(|before| before == from);
+                out.push(if likewise { MOVED_LIKEWISE } else { MOVED });
+                if !likewise {
+                    put_source(&mut out, from);
+                }
+                before = Some(from);
+                out.put_u64_le(*group);
+                out.put_u64_le(*seq);
+            }
         }
     }
     out.into()
+}
+
+fn put_source(out: &mut Vec<u8>, from: &Source) {
+    let key = key_bytes(&from.queue);
+    out.put_u32_le(key.len() as u32);
+    out.extend_from_slice(&key);
+    out.put_u64_le(from.incarnation);
+    out.push(u8::from(from.epoch.is_some()));
+    if let Some(epoch) = from.epoch {
+        out.put_u64_le(epoch);
+    }
 }
 
 pub(super) type DirectHead = (QueueKey, u64, Arc<[DirectCopy]>);
@@ -254,10 +303,11 @@ pub(super) type DirectHead = (QueueKey, u64, Arc<[DirectCopy]>);
 pub(super) fn read_direct_frame(head: &[u8]) -> Result<DirectHead, StorageError> {
     let mut reader = Reader::open("direct frame", head)?;
     let (key, incarnation) = reader.queue()?;
-    let mut copies = Vec::new();
+    let (mut copies, mut before) = (Vec::new(), None);
     while !reader.rest.is_empty() {
         let (delivery, subscription_ids) = (reader.delivery()?, reader.ids()?);
-        copies.push(DirectCopy { delivery, subscription_ids, origin: reader.origin()? });
+        let (origin, taken) = reader.origin(&mut before)?;
+        copies.push(DirectCopy { delivery, subscription_ids, origin, taken });
     }
     Ok((key, incarnation, copies.into()))
 }
@@ -335,8 +385,23 @@ mod tests {
         let delivery = Delivery { qos: QoS::ExactlyOnce, retain: true };
         let position = Position { partition: 0, offset: 1 << 40 };
         let ids = Arc::from([1, 268_435_455]);
-        let copies = [None, Some(Origin { position, index: 7, group: u64::MAX })]
-            .map(|origin| DirectCopy { delivery, subscription_ids: Arc::clone(&ids), origin });
+        let source = |epoch| Arc::new(Source { queue: client(), incarnation: 4, epoch });
+        let taken = |from: &Arc<Source>, seq| Some(Taken { from: Arc::clone(from), seq });
+        let (one, other) = (source(None), source(Some(u64::MAX)));
+        let moved = Some(Origin::of_group(9));
+        let copies = [
+            (None, None),
+            (Some(Origin { position, index: 7, group: u64::MAX }), None),
+            (moved, taken(&one, 1)),
+            (moved, taken(&one, 2)),
+            (moved, taken(&other, u64::MAX)),
+        ];
+        let copies = copies.map(|(origin, taken)| DirectCopy {
+            delivery,
+            subscription_ids: Arc::clone(&ids),
+            origin,
+            taken,
+        });
         let group = QueueKey::Group(Arc::from("g"));
         let read = read_direct_frame(&direct_frame(&group, 3, &copies)).expect("reads");
         assert_eq!(read, (group, 3, Arc::from(copies)));

@@ -279,6 +279,16 @@ impl Queue {
         effect
     }
 
+    /// They are in another queue by now: the sender's cursor stays.
+    pub(super) fn take_out(&mut self, seqs: &[u64]) -> Effect {
+        let mut effect = Effect::default();
+        for &seq in seqs {
+            self.forget(seq, &mut effect);
+        }
+        self.tidy();
+        effect
+    }
+
     /// Forgets runs and marks that cover nothing any more.
     fn tidy(&mut self) {
         let floor = self.floor();
@@ -368,6 +378,7 @@ impl Queue {
                 delivery: entry.delivery,
                 subscription_ids: entry.subscription_ids.clone(),
                 expires_at_ms: entry.expires_at_ms,
+                group: entry.group,
                 received: self.meta.received.contains(&seq),
             });
         }

@@ -161,6 +161,16 @@ impl DeviceQueues for QueuePort {
         self.queues.ack(queue, incarnation, seqs, sent_below);
     }
 
+    fn take_out(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+    ) -> BoxFuture<'_, Result<(), StorageError>> {
+        self.queues.take_out(queue, incarnation, seqs);
+        Box::pin(async { Ok(()) })
+    }
+
     fn received(
         &self,
         queue: &QueueKey,

@@ -281,6 +281,12 @@ impl Queues {
         self.count(key, effect);
     }
 
+    pub(super) fn take_out(&self, key: &QueueKey, incarnation: u64, seqs: &[u64]) {
+        let mut effect = Effect::default();
+        self.with(key, incarnation, |queue| effect = queue.take_out(seqs));
+        self.count(key, effect);
+    }
+
     /// A removal is on its way: an `open` from here on must go through the log behind it.
     pub(super) fn closing(&self, key: &QueueKey, incarnation: u64) {
         if let Some(queue) = self.shard(key).find(key, incarnation) {
@@ -368,6 +374,7 @@ mod tests {
             delivery: Delivery { qos: QoS::AtLeastOnce, retain: false },
             subscription_ids: Arc::from([]),
             expires_at_ms: None,
+            group: None,
         };
         let append = QueueAppend { queue: key.clone(), incarnation: second, entries: vec![entry] };
         assert_eq!(queues.append(append), Appended::Taken { first_seq: 1, skipped: 0 });

@@ -165,10 +165,13 @@ pub(super) struct EntryRecord {
     pub(super) delivery: Delivery,
     pub(super) subscription_ids: Arc<[u32]>,
     pub(super) expires_at_ms: Option<u64>,
+    pub(super) group: Option<u64>,
 }
 
 const POINTER: u8 = 0;
 const INLINE: u8 = 1;
+/// Beside QoS and RETAIN: the number of a shared group follows the identifiers.
+const OF_GROUP: u8 = 8;
 
 impl EntryRecord {
     /// As a pointer if this log holds the message, else whole.
@@ -182,6 +185,7 @@ impl EntryRecord {
             delivery: entry.delivery,
             subscription_ids: entry.subscription_ids.clone(),
             expires_at_ms: entry.expires_at_ms,
+            group: entry.group,
         }
     }
 
@@ -192,8 +196,16 @@ impl EntryRecord {
         };
         let mut out = new_record(16 + 4 * self.subscription_ids.len() + more);
         put_delivery(&mut out, self.delivery);
+        if self.group.is_some()
+            && let Some(delivery) = out.last_mut()
+        {
+            *delivery |= OF_GROUP;
+        }
         out.put_u64_le(self.expires_at_ms.unwrap_or(0));
         put_ids(&mut out, &self.subscription_ids);
+        if let Some(group) = self.group {
+            out.put_u64_le(group);
+        }
         match &self.stored {
             Stored::Pointer { offset, index } => {
                 out.push(POINTER);
@@ -210,14 +222,15 @@ impl EntryRecord {
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, StorageError> {
         let mut reader = Reader::open("queue entry", bytes)?;
-        let delivery = reader.delivery()?;
+        let (delivery, of_group) = reader.delivery_and_mark(OF_GROUP)?;
         let expires_at_ms = Some(reader.u64()?).filter(|at| *at != 0);
         let subscription_ids = reader.ids()?;
+        let group = if of_group { Some(reader.u64()?) } else { None };
         let stored = match reader.u8()? {
             POINTER => Stored::Pointer { offset: reader.u64()?, index: reader.u32()? },
             INLINE => Stored::Inline(Bytes::copy_from_slice(reader.rest())),
             other => return Err(reader.damaged(&format!("form {other} is not known"))),
         };
-        Ok(Self { stored, delivery, subscription_ids, expires_at_ms })
+        Ok(Self { stored, delivery, subscription_ids, expires_at_ms, group })
     }
 }

@@ -117,6 +117,7 @@ impl Checkpointer {
                     delivery: message.delivery,
                     subscription_ids: message.subscription_ids,
                     expires_at_ms: message.expires_at_ms,
+                    group: message.group,
                 };
                 let key = entry_key(queue.number, message.seq);
                 changes.put(Space::Entries, key, record.encode());

@@ -220,7 +220,7 @@ fn recover(
         if kind == FrameKind::Direct && offset >= checkpoint.committed {
             let (.., copies) = read_direct_frame(&head)?;
             let place = Position { partition: 0, offset };
-            decided.extend(copies.iter().filter_map(|copy| Some((place, copy.origin?))));
+            decided.extend(copies.iter().filter_map(|copy| Some((place, copy.decision()?))));
         }
         if offset < applied && kind != FrameKind::Rows {
             return Ok(());

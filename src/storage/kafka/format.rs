@@ -6,6 +6,7 @@
 //! Publishes: the batch                       number: the writer's how-manieth append
 //! Retaining: how many u32 · which messages of it are retained u32 … · the batch    likewise
 //! Direct:    head length u32 · head · batch  likewise
+//! Moved:     likewise, each copy from where  likewise
 //! Rows:      all rows of one put             the writer's how-manieth put
 //! Relaxed:   likewise, to be forgotten       likewise
 //! TableRow:  version u8 · value, or nothing  number: the row's position in the log
@@ -22,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Members;
 use crate::mqtt::{ClientId, Delivery, QoS};
 use crate::storage::{
-    Batch, DirectCopy, LogItem, MessageRef, Origin, Position, QueueKey, Row, StorageError, Table,
-    retained_row,
+    Batch, DirectCopy, LogItem, MessageRef, Origin, Position, QueueKey, Row, Source, StorageError,
+    Table, Taken, retained_row,
 };
 
 /// The only version there is of each kind; another one is refused.
@@ -43,6 +44,8 @@ pub(super) enum RecordKind {
     Word = 7,
     /// Publishes that set or delete what is retained.
     Retaining = 8,
+    /// Direct copies that move from other queues.
+    Moved = 9,
 }
 
 /// What every record of ours carries in its header.
@@ -88,6 +91,7 @@ impl Mark {
             6 => RecordKind::Relaxed,
             7 => RecordKind::Word,
             8 => RecordKind::Retaining,
+            9 => RecordKind::Moved,
             other => return Err(damaged(&format!("a record of kind {other} is not known"))),
         };
         let number = |at: usize| {
@@ -113,39 +117,113 @@ struct DirectHead<'a> {
 /// QoS, RETAIN, subscription ids; of an origin: offset, index, group.
 type CopyFields = (u8, bool, Vec<u32>, Option<(u64, u32, u64)>);
 
+/// What a record of moved copies has beside the head of a direct one.
+#[derive(Serialize, Deserialize)]
+struct MovedHead<'a> {
+    #[serde(borrow)]
+    direct: DirectHead<'a>,
+    /// Kind, queue, incarnation, epoch.
+    #[serde(borrow)]
+    sources: Vec<(u8, &'a str, u64, Option<u64>)>,
+    /// Of each copy: which of the sources, and the sequence there.
+    taken: Vec<Option<(u32, u64)>>,
+}
+
+fn kind_of(queue: &QueueKey) -> u8 {
+    match queue {
+        QueueKey::Client(_) => 0,
+        QueueKey::Group(_) => 1,
+        QueueKey::Application(_) => 2,
+        QueueKey::Shared(_) => 3,
+    }
+}
+
+fn queue_of(kind: u8, name: &str) -> Result<QueueKey, StorageError> {
+    match kind {
+        0 => Ok(QueueKey::Client(ClientId::new(name))),
+        1 => Ok(QueueKey::Group(Arc::from(name))),
+        2 => Ok(QueueKey::Application(ClientId::new(name))),
+        3 => Ok(QueueKey::Shared(Arc::from(name))),
+        other => Err(damaged(&format!("a queue of kind {other} is not known"))),
+    }
+}
+
+/// The payload, and of which kind the record is.
 pub(super) fn encode_direct(
     to: &QueueKey,
     incarnation: u64,
     batch: &Batch,
     deliveries: &[DirectCopy],
-) -> Vec<u8> {
-    let kind = match to {
-        QueueKey::Client(_) => 0,
-        QueueKey::Group(_) => 1,
-        QueueKey::Application(_) => 2,
-        QueueKey::Shared(_) => 3,
-    };
-    let queue = to.name();
+) -> (RecordKind, Vec<u8>) {
+    let (kind, queue) = (kind_of(to), to.name());
     let copy = |copy: &DirectCopy| {
         let Delivery { qos, retain } = copy.delivery;
         let origin = copy.origin.map(|one| (one.position.offset, one.index, one.group));
         (qos.bits(), retain, copy.subscription_ids.to_vec(), origin)
     };
     let copies = deliveries.iter().map(copy).collect();
-    let head = encode(&DirectHead { kind, queue, incarnation, copies });
+    let direct = DirectHead { kind, queue, incarnation, copies };
+    let moved = deliveries.iter().any(|copy| copy.taken.is_some());
+    let (kind, head) = match moved {
+        true => (RecordKind::Moved, encode(&moved_head(direct, deliveries))),
+        false => (RecordKind::Direct, encode(&direct)),
+    };
     let mut record = Vec::with_capacity(4 + head.len() + batch.body().len());
     record.extend_from_slice(&(head.len() as u32).to_le_bytes());
     record.extend_from_slice(&head);
     record.extend_from_slice(batch.body());
-    record
+    (kind, record)
 }
 
-fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
+fn moved_head<'a>(direct: DirectHead<'a>, deliveries: &'a [DirectCopy]) -> MovedHead<'a> {
+    let mut sources: Vec<&Source> = Vec::new();
+    let mut taken = Vec::with_capacity(deliveries.len());
+    for copy in deliveries {
+        taken.push(copy.taken.as_ref().map(|one| {
+            let known = sources.iter().position(|known| **known == *one.from);
+            let at = known.unwrap_or_else(|| {
+                sources.push(&one.from);
+                sources.len() - 1
+            });
+            (at as u32, one.seq)
+        }));
+    }
+    let fields =
+        |one: &&'a Source| (kind_of(&one.queue), one.queue.name(), one.incarnation, one.epoch);
+    MovedHead { direct, sources: sources.iter().map(fields).collect(), taken }
+}
+
+fn taken_of(head: &MovedHead<'_>) -> Result<Vec<Option<Taken>>, StorageError> {
+    let source = |(kind, name, incarnation, epoch): &(u8, &str, u64, Option<u64>)| {
+        let (incarnation, epoch) = (*incarnation, *epoch);
+        Ok(Arc::new(Source { queue: queue_of(*kind, name)?, incarnation, epoch }))
+    };
+    let sources: Vec<Arc<Source>> =
+        head.sources.iter().map(source).collect::<Result<_, StorageError>>()?;
+    let one = |taken: &Option<(u32, u64)>| match taken {
+        None => Ok(None),
+        Some((at, seq)) => {
+            let from = sources.get(*at as usize).cloned();
+            let from = from.ok_or_else(|| damaged("a copy moves from nowhere"))?;
+            Ok(Some(Taken { from, seq: *seq }))
+        }
+    };
+    head.taken.iter().map(one).collect()
+}
+
+fn decode_direct(payload: &[u8], moved: bool) -> Result<LogItem, StorageError> {
     let bad = || damaged("a direct record ends in the middle of its head");
     let (len, rest) = payload.split_first_chunk::<4>().ok_or_else(bad)?;
     let len = u32::from_le_bytes(*len) as usize;
     let (head, body) = rest.split_at_checked(len).ok_or_else(bad)?;
-    let head: DirectHead<'_> = decode(head, "a direct record")?;
+    let (head, taken) = if moved {
+        let head: MovedHead<'_> = decode(head, "a record of moved copies")?;
+        let taken = taken_of(&head)?;
+        (head.direct, taken)
+    } else {
+        (decode(head, "a direct record")?, Vec::new())
+    };
+    let mut taken = taken.into_iter();
     let mut deliveries = Vec::new();
     for (qos, retain, ids, origin) in head.copies {
         let qos = QoS::from_bits(qos).ok_or_else(|| damaged("a direct copy's QoS is none"))?;
@@ -155,15 +233,10 @@ fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
             index,
             group,
         });
-        deliveries.push(DirectCopy { delivery, subscription_ids: Arc::from(ids), origin });
+        let (subscription_ids, taken) = (Arc::from(ids), taken.next().flatten());
+        deliveries.push(DirectCopy { delivery, subscription_ids, origin, taken });
     }
-    let to = match head.kind {
-        0 => QueueKey::Client(ClientId::new(head.queue)),
-        1 => QueueKey::Group(Arc::from(head.queue)),
-        2 => QueueKey::Application(ClientId::new(head.queue)),
-        3 => QueueKey::Shared(Arc::from(head.queue)),
-        other => return Err(damaged(&format!("a queue of kind {other} is not known"))),
-    };
+    let to = queue_of(head.kind, head.queue)?;
     let batch = Arc::new(Batch::parse(Bytes::copy_from_slice(body))?);
     if batch.len() != deliveries.len() {
         return Err(damaged("a direct record has not as many deliveries as messages"));
@@ -175,7 +248,9 @@ fn decode_direct(payload: &[u8]) -> Result<LogItem, StorageError> {
 /// What a consumer is given for a record of messages.
 pub(super) fn log_item(kind: RecordKind, payload: &[u8]) -> Result<LogItem, StorageError> {
     let payload = match kind {
-        RecordKind::Direct => return decode_direct(payload),
+        RecordKind::Direct | RecordKind::Moved => {
+            return decode_direct(payload, kind == RecordKind::Moved);
+        }
         RecordKind::Retaining => split_retained(payload)?.1,
         _ => payload,
     };
@@ -320,20 +395,27 @@ mod tests {
         let delivery = Delivery { qos: QoS::ExactlyOnce, retain: true };
         let position = Position { partition: 0, offset: u64::MAX };
         let origin = Some(Origin { position, index: 3, group: u64::MAX });
-        let subscription_ids = Arc::from([1_u32, 268_435_455]);
-        let deliveries: Arc<[DirectCopy]> =
-            Arc::from([DirectCopy { delivery, subscription_ids, origin }]);
+        let subscription_ids: Arc<[u32]> = Arc::from([1_u32, 268_435_455]);
+        let from =
+            Source { queue: QueueKey::Group(Arc::from("g")), incarnation: 4, epoch: Some(8) };
+        let taken = Some(Taken { from: Arc::new(from), seq: u64::MAX });
         let batch = batch_of("node", &["a"], Some(9));
-        let payload = encode_direct(&to, 7, &batch, &deliveries);
-        let item = log_item(RecordKind::Direct, &payload).expect("reads back");
-        let LogItem::Direct { to: found, incarnation, batch: read, deliveries: copies } = item
-        else {
-            panic!("{item:?} is no direct record");
-        };
-        assert_eq!((found, incarnation, copies), (to, 7, deliveries));
-        assert_eq!(read.body(), batch.body());
-        for cut in 0..payload.len() - batch.body().len() {
-            assert!(log_item(RecordKind::Direct, &payload[..cut]).is_err(), "cut at {cut}");
+        for (taken, is) in [(None, RecordKind::Direct), (taken, RecordKind::Moved)] {
+            let subscription_ids = Arc::clone(&subscription_ids);
+            let deliveries: Arc<[DirectCopy]> =
+                Arc::from([DirectCopy { delivery, subscription_ids, origin, taken }]);
+            let (kind, payload) = encode_direct(&to, 7, &batch, &deliveries);
+            assert_eq!(kind, is);
+            let item = log_item(kind, &payload).expect("reads back");
+            let LogItem::Direct { to: found, incarnation, batch: read, deliveries: copies } = item
+            else {
+                panic!("{item:?} is no direct record");
+            };
+            assert_eq!((found, incarnation, copies), (to.clone(), 7, deliveries));
+            assert_eq!(read.body(), batch.body());
+            for cut in 0..payload.len() - batch.body().len() {
+                assert!(log_item(kind, &payload[..cut]).is_err(), "cut at {cut}");
+            }
         }
         let row = |value: Option<&'static [u8]>| Row {
             table: Table::Retained,
@@ -369,7 +451,7 @@ mod tests {
         let headers = mark.headers();
         let bytes = headers.get(0).value.expect("a value").to_vec();
         assert_eq!(Mark::decode(&bytes).expect("reads back"), mark);
-        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 9)] {
+        for (at, value) in [(0, 2), (0, 0), (1, 0), (1, 10)] {
             let mut other = bytes.clone();
             other[at] = value;
             assert!(Mark::decode(&other).is_err());

@@ -83,9 +83,9 @@ impl PublishLog for KafkaLog {
         sink: Arc<dyn AppendSink>,
         ticket: u64,
     ) {
-        let payload = encode_direct(&to, incarnation, &batch, &deliveries);
+        let (kind, payload) = encode_direct(&to, incarnation, &batch, &deliveries);
         let key = to.name();
-        self.0.writer.append(RecordKind::Direct, key.as_bytes(), &payload, sink, ticket);
+        self.0.writer.append(kind, key.as_bytes(), &payload, sink, ticket);
     }
 
     fn consumer(&self, partition: u32) -> (Committed, Box<dyn LogConsumer>) {

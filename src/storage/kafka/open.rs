@@ -24,7 +24,7 @@ use super::watch::Watch;
 use super::writer::Writer;
 use super::{Kafka, KafkaSettings, RUNNING, STOPPING, position, read};
 use crate::cluster::{Members, Word};
-use crate::storage::{LogItem, Origin, Peers, Position, StorageError};
+use crate::storage::{DirectCopy, LogItem, Origin, Peers, Position, StorageError};
 use crate::telemetry::clock::wall_ms;
 
 /// What earlier runs left in the state's topic.
@@ -248,17 +248,18 @@ impl Start {
                     let item = log_item(RecordKind::Retaining, payload)?;
                     tables.found(at.offset, retained_rows(payload, batch_of(&item))?);
                 }
-                RecordKind::Direct if routed && counts => {
-                    let LogItem::Direct { deliveries, .. } = log_item(RecordKind::Direct, payload)?
+                RecordKind::Direct | RecordKind::Moved if routed && counts => {
+                    let LogItem::Direct { deliveries, .. } = log_item(found.mark.kind, payload)?
                     else {
                         return Ok(());
                     };
-                    let origins = deliveries.iter().filter_map(|copy| copy.origin);
+                    let origins = deliveries.iter().filter_map(DirectCopy::decision);
                     let open = origins.filter(|one| one.position.offset >= committed.position);
                     tail.decided.extend(open.map(|origin| (at, origin)));
                 }
                 RecordKind::Rows
                 | RecordKind::Direct
+                | RecordKind::Moved
                 | RecordKind::Publishes
                 | RecordKind::Retaining
                 | RecordKind::Relaxed

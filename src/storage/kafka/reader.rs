@@ -99,7 +99,10 @@ impl Reader {
             return self.void(found, ours);
         }
         match found.mark.kind {
-            RecordKind::Publishes | RecordKind::Direct | RecordKind::Retaining => {
+            RecordKind::Publishes
+            | RecordKind::Direct
+            | RecordKind::Moved
+            | RecordKind::Retaining => {
                 let item = log_item(found.mark.kind, payload)?;
                 self.feed.waits(at.offset, batch_of(&item));
                 let retained = match found.mark.kind {
@@ -137,7 +140,7 @@ impl Reader {
             return Ok(false);
         }
         Ok(match found.mark.kind {
-            RecordKind::Rows | RecordKind::Relaxed | RecordKind::Direct => true,
+            RecordKind::Rows | RecordKind::Relaxed | RecordKind::Direct | RecordKind::Moved => true,
             RecordKind::Publishes | RecordKind::Retaining => {
                 let item = log_item(found.mark.kind, found.payload.unwrap_or_default())?;
                 matches!(item, LogItem::Publishes(batch) if is_will(&batch))

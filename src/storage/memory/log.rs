@@ -101,7 +101,7 @@ fn decided(logged: &Logged) -> Vec<(Position, Origin)> {
     let Record::Item(LogItem::Direct { deliveries, .. }) = &logged.record else {
         return Vec::new();
     };
-    deliveries.iter().filter_map(|copy| Some((at(logged.offset), copy.origin?))).collect()
+    deliveries.iter().filter_map(|copy| Some((at(logged.offset), copy.decision()?))).collect()
 }
 
 enum Step {

@@ -100,6 +100,12 @@ impl MemoryQueue {
         self.received.retain(|seq| *seq >= next || entries.contains_key(seq));
     }
 
+    pub(super) fn take_out(&mut self, seqs: &[u64]) {
+        for seq in seqs {
+            self.entries.remove(seq);
+        }
+    }
+
     pub(super) fn received(&mut self, seqs: &[u64]) {
         let (entries, next) = (&self.entries, self.next_seq);
         let owed = seqs.iter().copied().filter(|seq| *seq >= next || entries.contains_key(seq));
@@ -150,6 +156,7 @@ impl MemoryQueue {
                 delivery: entry.delivery,
                 subscription_ids: entry.subscription_ids.clone(),
                 expires_at_ms: entry.expires_at_ms,
+                group: entry.group,
                 received: self.received.contains(seq),
             });
         }

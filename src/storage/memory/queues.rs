@@ -131,6 +131,18 @@ impl DeviceQueues for MemoryQueues {
         }
     }
 
+    fn take_out(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+    ) -> BoxFuture<'_, Result<(), StorageError>> {
+        if let Some(queue) = self.world.state.lock().queue(queue, incarnation) {
+            queue.take_out(seqs);
+        }
+        Box::pin(async { Ok(()) })
+    }
+
     fn received(
         &self,
         queue: &QueueKey,

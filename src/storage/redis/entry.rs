@@ -1,7 +1,7 @@
 //! One entry of a queue as bytes, short because a million of them lie in memory.
 //!
 //! ```text
-//! flags u8 · expires at ms u48 · received at ms u48 · subscription ids (count, ids)
+//! flags u8 · expires at ms u48 · received at ms u48 · subscription ids (count, ids) · [group u64]
 //! · publisher (length, id) · message flags u8 · [expiry s u32] · topic (length, text)
 //! · properties (length, bytes) · payload
 //! ```
@@ -21,7 +21,9 @@ const QOS_AT: u8 = 1;
 const RETAIN: u8 = 1 << 3;
 /// Never an empty string, and a mark of the format.
 const VERSION: u8 = 1 << 4;
-const VERSION_BITS: u8 = 0b1111_0000;
+const VERSION_BITS: u8 = 0b1101_0000;
+/// The number of a shared group follows the subscription ids.
+const OF_GROUP: u8 = 1 << 5;
 
 const MESSAGE_RETAIN: u8 = 1 << 2;
 const MESSAGE_WILL: u8 = 1 << 3;
@@ -37,11 +39,15 @@ pub(super) fn encode(entry: &QueueEntry, expires_at_ms: u64) -> Vec<u8> {
     let size = view.topic.len() + view.properties.len() + view.payload.len() + publisher.len();
     let mut out = Vec::with_capacity(size + 32 + 5 * entry.subscription_ids.len());
     let retain = if entry.delivery.retain { RETAIN } else { 0 };
-    out.push(VERSION | retain | entry.delivery.qos.bits() << QOS_AT);
+    let of_group = if entry.group.is_some() { OF_GROUP } else { 0 };
+    out.push(VERSION | of_group | retain | entry.delivery.qos.bits() << QOS_AT);
     out.extend_from_slice(&expires_at_ms.min(U48).to_le_bytes()[..6]);
     out.extend_from_slice(&batch.received_at_ms().min(U48).to_le_bytes()[..6]);
     number(&mut out, entry.subscription_ids.len());
     entry.subscription_ids.iter().for_each(|id| number(&mut out, *id as usize));
+    if let Some(group) = entry.group {
+        out.extend_from_slice(&group.to_le_bytes());
+    }
     bytes(&mut out, publisher);
     let mut flags = view.qos.bits();
     flags |= if view.retain { MESSAGE_RETAIN } else { 0 };
@@ -87,6 +93,10 @@ impl Decoder {
         }
         let (expires_at_ms, received_at_ms) = (at.u48()?, at.u48()?);
         let subscription_ids = self.ids(&mut at)?;
+        let group = match flags & OF_GROUP != 0 {
+            true => Some(u64::from_le_bytes(at.array()?)),
+            false => None,
+        };
         let publisher = self.publisher(at.counted()?)?;
         let message_flags = at.u8()?;
         let expiry_s = match message_flags & MESSAGE_EXPIRES != 0 {
@@ -114,6 +124,7 @@ impl Decoder {
             delivery: Delivery { qos, retain: flags & RETAIN != 0 },
             subscription_ids,
             expires_at_ms: Some(expires_at_ms),
+            group,
             received: flags & RECEIVED != 0,
         })
     }

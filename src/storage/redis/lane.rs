@@ -39,6 +39,17 @@ pub(super) struct Call {
     pub(super) what: What,
 }
 
+/// What an acknowledgement says of the sender's cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// More may have been sent meanwhile.
+    More,
+    /// Nothing above it was sent.
+    Last,
+    /// Nothing: the entries are in another queue.
+    None,
+}
+
 pub(super) enum What {
     Open {
         rolled_back: bool,
@@ -53,7 +64,7 @@ pub(super) enum What {
     Ack {
         seqs: Vec<u64>,
         sent_below: u64,
-        last_word: bool,
+        word: Word,
     },
     Received {
         seqs: Vec<u64>,
@@ -157,12 +168,12 @@ impl Call {
             && self.names.identity == later.names.identity;
         match (&mut self.what, &later.what) {
             (
-                What::Ack { seqs, sent_below, last_word },
-                What::Ack { seqs: more, sent_below: below, last_word: last },
-            ) if same => {
+                What::Ack { seqs, sent_below, word },
+                What::Ack { seqs: more, sent_below: below, word: last },
+            ) if same && (*word == Word::None) == (*last == Word::None) => {
                 seqs.extend_from_slice(more);
                 *sent_below = (*sent_below).max(*below);
-                *last_word = *last;
+                *word = *last;
                 true
             }
             _ => false,
@@ -215,11 +226,16 @@ impl Call {
             What::Read { after, messages, bytes, .. } => {
                 cmd.arg(&epoch).arg(*after).arg(*messages).arg(*bytes);
             }
-            What::Ack { seqs, sent_below, last_word } => {
+            What::Ack { seqs, sent_below, word } => {
                 seqs.sort_unstable();
                 seqs.dedup();
-                let exact = if *last_word { term } else { Term::default() };
-                cmd.arg(&epoch).arg(*sent_below).arg(&exact.0).arg(packed(seqs));
+                cmd.arg(&epoch).arg(*sent_below);
+                match word {
+                    Word::More => cmd.arg(&Term::default().0),
+                    Word::Last => cmd.arg(&term.0),
+                    Word::None => cmd.arg(""),
+                };
+                cmd.arg(packed(seqs));
             }
             What::Received { seqs, .. } => {
                 cmd.arg(&epoch).arg(packed(seqs));

@@ -37,7 +37,7 @@ pub use self::settings::{RedisAddress, RedisKind, RedisSettings, RedisTls, Secre
 use self::append::Appender;
 use self::bucket::RedisBucket;
 use self::key::Names;
-use self::lane::{Call, Tell, What};
+use self::lane::{Call, Tell, What, Word};
 pub use self::losses::{LossRow, NodeLosses};
 use self::queues::RedisQueues;
 use self::shards::{Purpose, Shards, watch};
@@ -141,7 +141,7 @@ impl Redis {
             let names = Arc::new(Names::of(prefix, &exact.queue));
             let shard = self.shards.of_slot(names.slot);
             let sent_below = exact.sent_below;
-            let what = What::Ack { seqs: Vec::new(), sent_below, last_word: true };
+            let what = What::Ack { seqs: Vec::new(), sent_below, word: Word::Last };
             shard.session.push(Call { names, incarnation: exact.incarnation, epoch, what });
         }
         let until = Instant::now() + patience;

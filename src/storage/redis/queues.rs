@@ -10,7 +10,7 @@ use super::append::{Appender, Refused};
 use super::entry::Decoder;
 use super::key::Names;
 use super::known::{Exact, Held};
-use super::lane::{Call, Tell, What};
+use super::lane::{Call, Tell, What, Word};
 use super::link::unavailable;
 use super::shards::Shards;
 use crate::mqtt::PacketId;
@@ -214,8 +214,25 @@ impl DeviceQueues for RedisQueues {
         if last_word {
             self.shards.known.closed(names.tag);
         }
-        let what = What::Ack { seqs, sent_below, last_word };
+        let word = if last_word { Word::Last } else { Word::More };
+        let what = What::Ack { seqs, sent_below, word };
         self.push(Call { names, incarnation, epoch, what });
+    }
+
+    fn take_out(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+    ) -> BoxFuture<'_, Result<(), StorageError>> {
+        let (names, seqs) = (self.names(queue), seqs.to_vec());
+        let (same, word) = (Arc::clone(&names), Word::None);
+        Box::pin(async move {
+            let what = What::Ack { seqs, sent_below: 0, word };
+            self.push(Call { names, incarnation, epoch: 0, what });
+            // In the same lane, behind it.
+            self.ask(same, incarnation, 0, |tell| What::Barrier { tell }).await.map(|_| ())
+        })
     }
 
     fn received(

@@ -140,6 +140,7 @@ pub(super) fn entries(batch: &LogBatch) -> Vec<QueueEntry> {
                 },
                 subscription_ids: Arc::from([]),
                 expires_at_ms: None,
+                group: None,
             });
         }
     }

@@ -394,6 +394,21 @@ impl DeviceQueues for Port {
         }
     }
 
+    fn take_out(
+        &self,
+        queue: &QueueKey,
+        incarnation: u64,
+        seqs: &[u64],
+    ) -> BoxFuture<'_, Result<(), StorageError>> {
+        if !queue.is_application() {
+            return self.0.others.take_out(queue, incarnation, seqs);
+        }
+        if let Some(log) = self.0.known(queue, incarnation) {
+            log.ack(&self.0.writing, seqs, 0);
+        }
+        Box::pin(async { Ok(()) })
+    }
+
     fn received(
         &self,
         queue: &QueueKey,

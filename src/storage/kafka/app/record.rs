@@ -51,6 +51,7 @@ pub(super) fn decode(seq: u64, payload: &[u8]) -> Result<(SourceId, QueuedMessag
         delivery: Delivery { qos, retain: written.retain },
         subscription_ids: Arc::from(written.ids),
         expires_at_ms: written.expires_at_ms,
+        group: None,
         received: false,
     };
     Ok((source, message))

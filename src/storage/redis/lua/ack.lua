@@ -1,10 +1,10 @@
--- ARGV: identity, incarnation, epoch, sent below, term when this is the last word, sequences (I6,
--- rising). Gives the depth, or -1.
+-- ARGV: identity, incarnation, epoch, sent below, term when this is the last word (empty: nothing is
+-- said of what was sent), sequences (I6, rising). Gives the depth, or -1.
 local m = load(false)
 if not m or fenced(m, ARGV[3]) then return -1 end
 local seqs, below = ARGV[6], tonumber(ARGV[4])
 if below > m.told then m.told = below end
-m.exact = ARGV[5]
+if ARGV[5] ~= '' then m.exact = ARGV[5] end
 -- Mostly the oldest are acknowledged, and nothing is missing between them.
 local many = #seqs / 6
 if m.parked == 0 and m.live == m.next - m.base and many <= m.live and #m.trimmed == 0 and
