@@ -341,3 +341,33 @@ fn a_plain_subscription_is_no_business_of_an_entity() {
         assert_eq!(client.take().payload(), "m");
     }
 }
+
+/// SHR-4, APP-3, SHR-01 (TBMQ #290, #224): what an APPLICATION group's members are not there for
+/// waits in the group's log, bounded by retention and not by the limit of DEVICE queues, over a
+/// crash; whoever comes first gets it in order, and what is live goes behind it.
+#[test]
+fn what_waits_for_an_application_group_is_bounded_by_retention_alone() {
+    const WAIT: usize = 300;
+    let limit = "MQTT_PERSISTENT_SESSION_DEVICE_PERSISTED_MESSAGES_LIMIT";
+    let (mut broker, _) = begin(operator::start_basic().env(limit, 5));
+    for id in ["a", "b"] {
+        let mut member = app(&broker, id);
+        member.subscribe("$share/g/t", 1);
+        member.disconnect();
+    }
+    let mut publisher = dev(&broker, "publisher");
+    (0..WAIT).for_each(|number| _ = publisher.publish("t", number.to_string(), 1));
+    publisher.ping();
+    broker.kill_and_restart();
+    let mut first = app(&broker, "a");
+    assert!(first.session_present);
+    let mut publisher = dev(&broker, "publisher");
+    (WAIT..WAIT + 20).for_each(|number| _ = publisher.publish("t", number.to_string(), 1));
+    let got: Vec<usize> = (0..WAIT + 20).map(|_| first.take().payload().parse().unwrap()).collect();
+    assert_eq!(got, (0..WAIT + 20).collect::<Vec<_>>());
+    let mut members = [first, app(&broker, "b")];
+    (0..20).for_each(|number| _ = publisher.publish("t", number.to_string(), 1));
+    let got = shared_out(&mut members, 20);
+    assert!(got.iter().all(|got| got.len() == 10), "turns: {got:?}");
+    assert_eq!(broker.metric("droppedMsgs_total"), Some(0.0));
+}
