@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::operator;
+use crate::shares::{app, begin, dev};
 use crate::support::{
     AckKind, Broker, Client, Connect, Level, PATIENCE, Publish, Start, prop, wire,
 };
@@ -375,4 +377,62 @@ fn a_member_that_unsubscribes_gives_back_when_it_goes() {
     let mut a = Client::connect(&broker, &member("a"));
     assert_eq!(a.take().topic(), "plain");
     a.expect_silence(QUIET);
+}
+
+/// SHR-01, SHR-4, SHR-5, TBMQ #290: what waits for a group of APPLICATION clients goes to whoever
+/// comes, in order; and so does what one of them leaves.
+#[test]
+fn what_waits_for_an_application_group_goes_to_whoever_comes() {
+    let (broker, _operator) = begin(operator::start_basic());
+    for id in ["a", "b"] {
+        let mut member = app(&broker, id);
+        assert_eq!(member.subscribe("$share/g/t", 1), 1);
+        member.disconnect();
+    }
+    let mut publisher = dev(&broker, "p");
+    publish(&mut publisher, "t", 1, 0..400);
+    let narrow = member("a").user("app").with(prop::receive_maximum(5));
+    let mut members = vec![Client::connect(&broker, &narrow)];
+    let mut got = Got::default();
+    got.collect(&mut members, 50);
+    members.push(app(&broker, "b"));
+    publish(&mut publisher, "t", 1, 400..450);
+    got.collect(&mut members, 450);
+    got.once();
+    got.in_order();
+    members.remove(1).disconnect();
+    broker.await_metric("connectedSessions", 2.0);
+    publish(&mut publisher, "t", 1, 450..500);
+    let kept: Vec<usize> =
+        (0..5).map(|_| members[0].expect_publish().payload().parse().unwrap()).collect();
+    assert!(kept.into_iter().eq(450..455));
+    members.remove(0).reset();
+    members.push(app(&broker, "b"));
+    got.collect(&mut members, 495);
+    got.once();
+    members[0].expect_silence(QUIET);
+}
+
+/// TBMQ #290, SHR-01: members that come and go all the time stall nothing, and lose nothing.
+#[test]
+fn members_that_reconnect_all_the_time_stall_nothing() {
+    const MESSAGES: usize = 1500;
+    let broker = Broker::start();
+    ["a", "b"].iter().for_each(|id| away(&broker, id, "$share/g/t"));
+    let mut publisher = Client::connect(&broker, &Connect::v5("p"));
+    publish(&mut publisher, "t", 1, 0..MESSAGES - 200);
+    let narrow = |id: &str| Client::connect(&broker, &member(id).with(prop::receive_maximum(20)));
+    let mut members = vec![narrow("a"), narrow("b")];
+    let mut got = Got::default();
+    for round in 0..10 {
+        let from = MESSAGES - 200 + round * 20;
+        let some = from.min(got.all.len() + 60);
+        got.collect(&mut members, some);
+        publish(&mut publisher, "t", 1, from..from + 20);
+        let id = if round % 2 == 0 { "a" } else { "b" };
+        let old = std::mem::replace(&mut members[round % 2], narrow(id));
+        // Some are taken over, some come back to a session that nobody has.
+        drop(old);
+    }
+    got.collect(&mut members, MESSAGES);
 }

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Two kinds of users, `app` and `dev`.
-fn begin(start: Start) -> (Broker, Operator) {
+pub(crate) fn begin(start: Start) -> (Broker, Operator) {
     let broker = start.start();
     let operator = Operator::login(&broker);
     for (user, kind) in [("app", "APPLICATION"), ("dev", "DEVICE")] {
@@ -25,11 +25,11 @@ fn begin(start: Start) -> (Broker, Operator) {
     (broker, operator)
 }
 
-fn app(broker: &Broker, id: &str) -> Client {
+pub(crate) fn app(broker: &Broker, id: &str) -> Client {
     Client::connect(broker, &Connect::v5(id).user("app").persistent())
 }
 
-fn dev(broker: &Broker, id: &str) -> Client {
+pub(crate) fn dev(broker: &Broker, id: &str) -> Client {
     Client::connect(broker, &Connect::v5(id).user("dev"))
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Subscriber {
     settled: bool,
     /// Not before then it asks again for what was refused.
     ask_at: Instant,
+    /// Its next connection begins a new session, and ends the one before.
+    forgets: bool,
 }
 
 struct Asked {
@@ -85,6 +87,7 @@ impl Subscriber {
             asked: None,
             settled: false,
             ask_at: Instant::now(),
+            forgets: false,
         }
     }
 
@@ -107,6 +110,11 @@ impl Subscriber {
         member
     }
 
+    /// A member whose sessions outlive connections, on the level that can end them by name.
+    fn is_shared(&self) -> bool {
+        self.persistent && self.level.is_v5() && self.steady.iter().any(|(f, _)| *f == SHARED)
+    }
+
     fn violate(&self, what: impl std::fmt::Display) {
         self.sim.trace.violate(&self.name, what);
     }
@@ -115,7 +123,11 @@ impl Subscriber {
         let sim = Arc::clone(&self.sim);
         loop {
             let mut connect = Connect::new(self.level, &self.name);
-            if self.persistent {
+            if self.forgets {
+                sim.ledger.lock().session_over(self.session);
+                sim.trace.note(&self.name, "forgets its session");
+                connect = connect.expiry(300);
+            } else if self.persistent {
                 connect = connect.persistent();
             }
             if self.level.is_v5() {
@@ -150,7 +162,11 @@ impl Subscriber {
     }
 
     fn begin(&mut self, present: bool) {
-        let expected = self.had_session && self.persistent;
+        let forgot = std::mem::take(&mut self.forgets);
+        let expected = self.had_session && self.persistent && !forgot;
+        if forgot && present {
+            self.violate("a session outlives a clean start");
+        }
         if present != expected && !(present && self.persistent) {
             self.violate(format_args!("session present {present}"));
         }
@@ -212,6 +228,10 @@ impl Subscriber {
             4 if self.rude => return Some(Leave::Goodbye),
             5 | 6 if self.rude && self.asked.is_none() && self.settled => self.change(wire),
             // Again, and with it what is retained.
+            8 if self.rude && self.is_shared() && self.dice.chance(500) => {
+                self.forgets = true;
+                return Some(Leave::Vanish);
+            }
             7 if self.rude && self.asked.is_none() => self.subscribe(wire, self.steady.clone()),
             _ => {}
         }

@@ -57,14 +57,16 @@ fn owes(session: &Session, message: &Message) -> bool {
     })
 }
 
-/// INV-2, SHR-2: each message of the shared subscription went to a member; to one only where it is
-/// QoS 2 all the way. A member that does not last may take its copies with it.
+/// INV-2, SHR-2, SHR-5: each message of the shared subscription went to a member; to one only where
+/// it is QoS 2 all the way. A session that ends takes with it what it was sent at QoS 2. A member
+/// that does not last may lose what it has no room for.
 fn shared(sim: &Sim) {
     if sim.plan.passing_members > 0 {
         return;
     }
     let ledger = sim.ledger.lock();
     let members: Vec<&Session> = ledger.sessions.iter().filter(|one| one.is_member()).collect();
+    let forgot = members.iter().any(|member| member.persistent && member.over);
     let granted = members.iter().flat_map(|one| &one.granted);
     let exact = granted.filter(|one| one.filter == SHARED).all(|granted| granted.qos == 2);
     for (key, message) in &ledger.messages {
@@ -73,7 +75,8 @@ fn shared(sim: &Sim) {
         }
         let counts = members.iter().filter_map(|one| one.counts.get(key));
         let copies: u32 = counts.map(|count| count.all).sum();
-        let lost = message.outcome == Outcome::Acknowledged && copies == 0;
+        let ended = forgot && message.qos == 2;
+        let lost = message.outcome == Outcome::Acknowledged && copies == 0 && !ended;
         let twice = exact && message.qos == 2 && copies > 1;
         if lost || twice {
             let text = format!("{copies} copies of {key:?} went to members: {message:?}");
