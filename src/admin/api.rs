@@ -21,7 +21,7 @@ use crate::listener::Certificates;
 use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
-use crate::storage::{NodeLosses, Quota};
+use crate::storage::{AppTopics, NodeLosses, Quota};
 
 /// What the handlers work with.
 pub(super) struct Api {
@@ -30,6 +30,7 @@ pub(super) struct Api {
     pub(super) throughput: Option<Arc<Quota>>,
     pub(super) plan: Option<Plan>,
     pub(super) losses: Option<Arc<NodeLosses>>,
+    pub(super) topics: Option<AppTopics>,
     pub(super) certificates: Certificates,
     lists: Arc<Semaphore>,
 }
@@ -38,9 +39,10 @@ pub(super) struct Api {
 const DOCUMENT: &str = "/v3/api-docs";
 
 pub(super) fn router(managed: Managed) -> Router {
-    let Managed { security, sessions, throughput, plan, losses, certificates } = managed;
+    let Managed { security, sessions, throughput, plan, losses, certificates, topics } = managed;
     let lists = Arc::new(Semaphore::new(LISTS_AT_ONCE));
-    let api = Arc::new(Api { security, sessions, throughput, plan, losses, certificates, lists });
+    let api =
+        Arc::new(Api { security, sessions, throughput, plan, losses, topics, certificates, lists });
     let (router, document) = described().split_for_parts();
     let document: Arc<str> = Arc::from(document.to_json().unwrap_or_default());
     let served = get(document_reply).with_state(document);

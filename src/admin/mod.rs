@@ -44,7 +44,7 @@ use crate::listener::{Certificates, Encryption};
 use crate::plan::Plan;
 use crate::security::Security;
 use crate::session::Sessions;
-use crate::storage::{NodeLosses, Quota};
+use crate::storage::{AppTopics, NodeLosses, Quota};
 
 use api::{Api, blocking};
 
@@ -69,6 +69,8 @@ pub struct Managed {
     pub plan: Option<Plan>,
     /// What other nodes have lost; `None`: there are none.
     pub losses: Option<Arc<NodeLosses>>,
+    /// Of APPLICATION sessions; `None`: they have none.
+    pub topics: Option<AppTopics>,
     /// Those of all doors, to be read again by order.
     pub certificates: Certificates,
 }

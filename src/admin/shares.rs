@@ -18,12 +18,14 @@ use super::error::{ApiError, ErrorBody};
 use super::page::{PageData, PageLink, Pager, SortKey, unsortable};
 use crate::routing::Share;
 use crate::session::{GroupView, MemberView, ShareDraft, ShareError};
+use crate::storage::StorageError;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
         .routes(routes!(save, list))
         .routes(routes!(create_topics))
         .routes(routes!(show, delete))
+        .routes(routes!(remove_topics))
 }
 
 /// A shared subscription's entity, as it is sent.
@@ -258,6 +260,22 @@ async fn delete(
     api.sessions.delete_share(&id).await?;
     tracing::info!(by = by.username, id, "a shared subscription was deleted");
     Ok(StatusCode::OK)
+}
+
+/// Deletes, at once, the logs in Kafka that sessions and groups have left behind at their end;
+/// their topics' names. (One node does so by itself ten minutes after it has found one.)
+#[utoipa::path(delete, path = "/api/app/remove-topics", tag = "shared subscriptions",
+    responses((status = 200, body = Vec<String>), (status = 503, body = ErrorBody)))]
+async fn remove_topics(
+    State(api): State<Arc<Api>>,
+    Administrator(by): Administrator,
+) -> Result<Json<Vec<String>>, ApiError> {
+    let Some(topics) = &api.topics else { return Ok(Json(Vec::new())) };
+    tracing::info!(by = by.username, "topics of ended sessions are to be deleted");
+    let removed = api.sessions.remove_orphan_topics(topics).await;
+    let failed =
+        |error: StorageError| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string());
+    removed.map(Json).map_err(failed)
 }
 
 /// A page of the shared groups of all nodes.

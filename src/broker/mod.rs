@@ -57,6 +57,9 @@ impl Broker {
         }
         let losses = backend.losses(&config.service.id);
         beside.extend(losses.clone().map(|all| task::spawn("shared losses", ledger::share(all))));
+        let topics = backend.topics();
+        let keep = |topics| task::spawn("topics", node.sessions().keep_topics(topics));
+        beside.extend(topics.clone().map(keep));
         let certificates = Certificates::default();
         let managed = Managed {
             certificates: certificates.clone(),
@@ -65,6 +68,7 @@ impl Broker {
             throughput: node.limits().throughput.clone(),
             plan: plan.clone(),
             losses,
+            topics,
         };
         beside.extend(plan.map(|plan| task::spawn("plan", plan::watch(plan))));
         let health = health::Health::new(&config, log, backend.queues());

@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::limits::BATCH_BYTES;
 use crate::listener;
 use crate::storage::{
-    Applications, Embedded, EmbeddedSettings, Kafka, KafkaSettings, NodeLosses, Profile, Redis,
-    StorageError, Stores, SyncMode,
+    AppTopics, Applications, Embedded, EmbeddedSettings, Kafka, KafkaSettings, NodeLosses, Profile,
+    Redis, StorageError, Stores, SyncMode,
 };
 
 /// What a record needs beside the packet or the batch that it holds.
@@ -58,6 +58,16 @@ impl Backend {
             Backend::Embedded(_) => None,
             Backend::Cluster(_, redis) => {
                 redis.lock().as_ref().map(|(_, redis)| Arc::new(redis.health()) as Trouble)
+            }
+        }
+    }
+
+    /// The topics of APPLICATION sessions.
+    pub(super) fn topics(&self) -> Option<AppTopics> {
+        match self {
+            Backend::Embedded(_) => None,
+            Backend::Cluster(_, redis) => {
+                redis.lock().as_ref().map(|(applications, _)| applications.topics())
             }
         }
     }

@@ -9,10 +9,14 @@ use super::here::Offer;
 use super::runs::{Copy, Parked, Runs};
 use super::subscriptions::{Entry, Inner};
 use super::{Choice, Group, Pick, Policy, Standing, Subscriber, Turn, rendezvous};
-use crate::delivery::SlotId;
+use crate::delivery::{Outbox, SlotId};
 use crate::mqtt::{ClientId, QoS};
 use crate::storage::{Batch, LogBatch, LogItem, Origin, Position, QueueKey};
 use crate::telemetry::{self, Direction, DropReason};
+
+/// With `mqtt.shared-subscriptions.app-leave-when-non-writable`, an APPLICATION member that has not
+/// been sent more than this is out of its groups.
+const APP_UNSENT: u64 = 1024;
 
 /// What becomes of one message of a group.
 enum Chosen {
@@ -214,6 +218,20 @@ impl Parts {
         Some(waits + of_batch)
     }
 
+    /// SHR-4, the older document's form. A client that is fed from its log is not congested, it
+    /// just takes nothing: then what it has not been sent says so.
+    fn has_left(&self, member: SlotId, outbox: &Outbox) -> bool {
+        if !self.subscriptions.shares().app_leaves() {
+            return false;
+        }
+        let unsent = || {
+            let slot = self.slots.by_id(member)?;
+            let log = QueueKey::of(slot.client_id(), true);
+            Some(self.queues.depth(&log).saturating_sub(u64::from(outbox.in_flight())))
+        };
+        !outbox.is_writable() || unsent().unwrap_or(0) > APP_UNSENT
+    }
+
     fn standing(
         &self,
         member: &Subscriber<SlotId, Entry>,
@@ -225,10 +243,10 @@ impl Parts {
         let keeps = view.persistent && qos.is_acknowledged();
         match view.outbox {
             _ if member.entry.since >= position.offset => Standing::Away { keeps: false },
-            Some(outbox) if outbox.is_writable() => Standing::Usable,
-            Some(_) if view.application && self.subscriptions.shares().app_leaves() => {
+            Some(ref outbox) if view.application && self.has_left(member.key, outbox) => {
                 Standing::Away { keeps }
             }
+            Some(outbox) if outbox.is_writable() => Standing::Usable,
             Some(_) => Standing::Congested { keeps },
             None if self.is_connected_elsewhere(member.key) => Standing::Usable,
             None => Standing::Away { keeps },

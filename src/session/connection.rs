@@ -310,7 +310,12 @@ impl SessionTask {
             Packet::Ack(kind, ack) => {
                 acks.push(ClientAck { kind, id: ack.packet_id, reason: ack.reason });
             }
-            Packet::Pingreq => conn.outbox.control(&Packet::Pingresp),
+            Packet::Pingreq => {
+                // Whoever has the answer knows that what it said before is taken note of.
+                conn.outbox.acknowledge(acks);
+                acks.clear();
+                conn.outbox.control(&Packet::Pingresp);
+            }
             Packet::Subscribe(packet) => return Ok(Some(Step::Subscribe(packet))),
             Packet::Unsubscribe(packet) => return Ok(Some(Step::Unsubscribe(packet))),
             Packet::Disconnect(packet) => return Ok(Some(Step::End(End::goodbye(&packet)))),

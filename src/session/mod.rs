@@ -33,6 +33,7 @@ mod shares;
 mod subscribe;
 mod sweep;
 mod timers;
+mod topics;
 mod wills;
 
 use std::sync::Arc;

@@ -28,7 +28,7 @@ pub use config::{
     Config, EmbeddedConfig, KafkaConfig, Profile, Retention, SyncMode, TopicConfig, Topics,
 };
 pub use embedded::{Embedded, EmbeddedSettings, LocalBucket, Stores, Window};
-pub use kafka::{Applications, Kafka, KafkaSettings};
+pub use kafka::{AppTopics, Applications, Kafka, KafkaSettings, Owned};
 pub use memory::{Faults, Memory, MemoryConfig};
 pub use moves::{Origin, Source, Taken};
 pub use peers::Peers;

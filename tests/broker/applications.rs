@@ -114,8 +114,8 @@ fn an_application_client_finds_all_that_was_published_meanwhile() {
     broker.await_metric("activeAppProcessors", 0.0);
 }
 
-/// APP-2: what is sent and not acknowledged is sent again with DUP under its id, what was
-/// acknowledged is not, and no gap is between that and what follows; over a stop and a kill, too.
+/// APP-2, TBMQ #320: what is sent and not acknowledged is sent again with DUP under its id, what
+/// was acknowledged is not, and no gap is between that and what follows; over a stop and a kill.
 #[test]
 fn unacknowledged_messages_come_again_and_others_do_not() {
     let (mut broker, _) = begin(operator::start_basic());

@@ -165,8 +165,8 @@ fn more_than_our_receive_maximum_is_refused() {
     assert_eq!(old.acknowledged(AckKind::Pubrec, 20), 0, "v3 knows no such limit");
 }
 
-/// FLO-05, FLO-06, FLO-07, MQTT-2.2.1-4: over the wrap of the ids nothing is skipped, ids go from
-/// 1 to 65 535, and one that is held is on no other message, also after a reconnect.
+/// FLO-05, FLO-06, FLO-07, MQTT-2.2.1-4, TBMQ #207: over the wrap of the ids nothing is skipped,
+/// ids go from 1 to 65 535, and one that is held is on no other message, also after a reconnect.
 #[test]
 fn ids_wrap_around_what_is_held() {
     const COUNT: usize = 66_000;

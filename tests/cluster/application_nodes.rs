@@ -1,5 +1,8 @@
 //! APPLICATION clients whose node changes, or dies (APP-1, APP-2).
 
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
 use serde_json::json;
 use sluice::storage::{Applications, KafkaConfig, KafkaSettings};
 
@@ -149,4 +152,57 @@ fn lag_tools_see_where_an_application_client_is() {
     });
     Client::connect(&nodes[1], &Connect::v5("mover/1").user("app")).disconnect();
     nodes[0].eventually("the topic goes with its session", |_| group("ag.").is_empty());
+}
+
+/// APP-1: topics that sessions left behind, because Kafka was away or their node died in that
+/// moment, are found by the log of all sessions and deleted; those of sessions stay with what is in
+/// them, wherever their client is, and so do topics of others.
+#[test]
+fn topics_of_sessions_that_are_over_are_deleted() {
+    let Some(nodes) = nodes("orphans.") else { return };
+    let mut away = Client::connect(&nodes[0], &app());
+    away.subscribe("t", 1);
+    away.disconnect();
+    let plain = Connect::v5("plain").user("app").persistent();
+    let mut there = Client::connect(&nodes[1], &plain);
+    there.subscribe("t", 1);
+    let mut publisher = Client::connect(&nodes[1], &Connect::v5("p").user("dev"));
+    publish(&mut publisher, 0..20, 1);
+    let app = |rest: &str| format!("orphans.tbmq.msg.app.{rest}");
+    let digest = "0123456789abcdef".repeat(2);
+    let orphans = [app("plain.1"), app("ghost.5"), app(&format!("shared.g-t-{digest}.7"))];
+    let others = [app("ghost"), app("shared.5"), app("shared.a.b")];
+    let of_sessions: Vec<String> = group("orphans.").into_iter().map(|(name, _)| name).collect();
+    assert_eq!(of_sessions.len(), 2);
+    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", services().expect("they run").kafka())
+        .create()
+        .unwrap();
+    let made = |name| NewTopic::new(name, 1, TopicReplication::Fixed(1));
+    let topics: Vec<NewTopic<'_>> =
+        orphans.iter().chain(&others).map(|name| made(name.as_str())).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let done = runtime.block_on(admin.create_topics(&topics, &AdminOptions::new())).unwrap();
+    assert!(done.iter().all(Result::is_ok), "{done:?}");
+    let operator = Operator::login(&nodes[0]);
+    let mut removed: Vec<String> = Vec::new();
+    nodes[0].eventually("the orphans are gone", |_| {
+        let told = operator.delete("/api/app/remove-topics").ok();
+        removed.extend(told.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()));
+        orphans.iter().all(|orphan| removed.contains(orphan))
+    });
+    assert!(removed.iter().all(|topic| orphans.contains(topic)), "{removed:?}");
+    nodes[0].eventually("they are gone in Kafka, too", |_| {
+        let mut left: Vec<String> = group("orphans.").into_iter().map(|(name, _)| name).collect();
+        let mut wanted: Vec<String> = of_sessions.iter().chain(&others).cloned().collect();
+        left.sort_unstable();
+        wanted.sort_unstable();
+        left == wanted
+    });
+    let mut away = Client::connect(&nodes[1], &self::app());
+    for client in [&mut away, &mut there] {
+        for number in 0..20 {
+            assert_eq!(client.take().payload(), number.to_string());
+        }
+    }
 }

@@ -54,7 +54,9 @@ impl Link {
             if let Some((packet, length)) = parse(self.level, &self.read).map_err(End::Malformed)? {
                 self.read.drain(..length);
                 // A node that leaves, or whose storage does, says so on level 5.
-                if matches!(packet, Packet::Disconnect { code: 0x80 | 0x8B, .. }) {
+                // 0x8E: a CONNECT that was given up, or refused as too late, may come to its turn
+                // behind the one that followed it.
+                if matches!(packet, Packet::Disconnect { code: 0x80 | 0x8B | 0x8E, .. }) {
                     return Err(End::Unavailable);
                 }
                 return Ok(Some(packet));

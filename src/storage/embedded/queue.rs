@@ -83,6 +83,9 @@ pub(super) struct Effect {
     pub(super) dropped: u64,
 }
 
+/// Room for so many messages stays with a queue that has none in memory.
+const HOT_KEPT: usize = 4096;
+
 fn hot_cost(entry: &QueueEntry) -> usize {
     let batch = entry.message.batch();
     // The batch is held as a whole; its messages share the cost.
@@ -252,6 +255,10 @@ impl Queue {
         }
         if self.hot.is_empty() {
             self.hot_first = self.meta.next_seq;
+            if self.hot.capacity() > HOT_KEPT {
+                // A backlog that went to the projection leaves nothing here.
+                self.hot = VecDeque::new();
+            }
         }
     }
 

@@ -38,7 +38,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-pub use app::Applications;
+pub use app::{AppTopics, Applications, Owned};
 pub use settings::KafkaSettings;
 
 use self::log::{KafkaLog, Log};

@@ -15,6 +15,7 @@
 
 mod append;
 mod log;
+mod orphans;
 mod place;
 mod producer;
 mod record;
@@ -30,6 +31,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use self::log::{AppLog, Writing, blocking};
+pub use self::orphans::{AppTopics, Owned};
 use self::place::Place;
 use self::producer::AppProducer;
 use self::stream::Pool;
@@ -120,6 +122,11 @@ impl Applications {
         let topic = &settings.config.topics.application;
         let pool = Pool::new(&settings.applications(topic), &Arc::default())?;
         pool.group(&format!("{}.", settings.name(topic)))
+    }
+
+    /// What there is, for whoever clears up behind sessions.
+    pub fn topics(&self) -> AppTopics {
+        AppTopics(Arc::clone(&self.inner))
     }
 
     pub fn queues(&self) -> Arc<dyn DeviceQueues> {

@@ -124,13 +124,17 @@ impl Pool {
         }
     }
 
-    /// The topics whose names begin like this, and up to where Kafka's group has each.
-    pub(super) fn group(&self, prefix: &str) -> Result<Vec<(String, u64)>, StorageError> {
+    /// All topics that there are. Blocks.
+    pub(super) fn topics(&self) -> Result<Vec<String>, StorageError> {
         let found = self.clerk.fetch_metadata(None, LOOK);
         let found = found.map_err(|error| unavailable("no Kafka broker answers", &error))?;
-        let names = found.topics().iter().map(|topic| topic.name());
-        let ours = names.filter(|name| name.starts_with(prefix));
-        Ok(ours.map(|name| (name.to_owned(), self.committed(name) - 1)).collect())
+        Ok(found.topics().iter().map(|topic| topic.name().to_owned()).collect())
+    }
+
+    /// The topics whose names begin like this, and up to where Kafka's group has each.
+    pub(super) fn group(&self, prefix: &str) -> Result<Vec<(String, u64)>, StorageError> {
+        let ours = self.topics()?.into_iter().filter(|name| name.starts_with(prefix));
+        Ok(ours.map(|name| (name.clone(), self.committed(&name) - 1)).collect())
     }
 
     /// Tells Kafka's group up to where a client is, for lag tools; nobody waits for it.
