@@ -80,6 +80,8 @@ mod restart;
 mod retained;
 #[path = "../broker/session.rs"]
 mod session;
+#[path = "../broker/shared_members.rs"]
+mod shared_members;
 #[path = "../broker/shared_rooms.rs"]
 mod shared_rooms;
 #[path = "../broker/shares.rs"]
