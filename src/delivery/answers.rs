@@ -86,6 +86,9 @@ impl Outbox {
         done: &mut Vec<u64>,
         received: &mut Vec<(PacketId, u64)>,
     ) {
+        if let Some(backlog) = channel.backlog.as_deref_mut() {
+            backlog.probe.answered(ack.id, ack.kind);
+        }
         let entry = channel.ids.get(ack.id);
         let stage = entry.map(|entry| entry.stage);
         let failed = ack.reason.is_error();
@@ -161,6 +164,7 @@ impl Outbox {
 /// PUBREL: a control packet, whatever the credit (FLO-12).
 pub(super) fn release(channel: &mut Channel, id: PacketId, reason: ReasonCode) {
     let version = channel.settings().version;
+    channel.time(id, AckKind::Pubcomp);
     channel.control(|out| codec::encode_ack(AckKind::Pubrel, id, reason, version, out));
 }
 

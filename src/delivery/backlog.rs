@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use super::pause::Pause;
+use super::probe::Probe;
 use crate::mqtt::PacketId;
 use crate::storage::{IdRun, QueueKey, QueueState};
 
@@ -37,6 +38,7 @@ pub(super) struct Backlog {
     pub pulling: bool,
     /// Nothing is taken while the channel is congested, and for a while after (DEV-2, DEV-3).
     pub pause: Pause,
+    pub probe: Probe,
     /// It has not been read to its end since the connection attached.
     fresh: bool,
 }
@@ -44,6 +46,7 @@ pub(super) struct Backlog {
 impl Backlog {
     pub(super) fn new(queue: QueueKey, state: &QueueState) -> Self {
         Self {
+            probe: Probe::new(queue.is_application()),
             queue,
             incarnation: state.incarnation,
             next_seq: 1,

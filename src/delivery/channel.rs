@@ -17,7 +17,7 @@ use super::socket::Hand;
 use super::tally::Tally;
 use super::watermark::{Crossing, Watermark};
 use super::{Config, Outgoing, Settings, Toll};
-use crate::codec::PublishHead;
+use crate::codec::{AckKind, PublishHead};
 use crate::mqtt::{Delivery, PacketId, QoS};
 use crate::storage::{IdRun, MessageRef, QueueKey};
 use crate::telemetry::{Counted, DropReason, Losses, clock, metrics};
@@ -292,6 +292,15 @@ impl Channel {
         let stage = if delivery.qos == QoS::ExactlyOnce { Stage::Pubrec } else { Stage::Puback };
         let fresh = self.ids.insert(id, InFlight { seq, stage, credited });
         debug_assert!(fresh && credited, "id {id:?} was free and a credit was left");
+        let awaited = if stage == Stage::Pubrec { AckKind::Pubrec } else { AckKind::Puback };
+        self.time(id, awaited);
+    }
+
+    /// A packet went out that `awaited` answers.
+    pub(super) fn time(&mut self, id: PacketId, awaited: AckKind) {
+        if let Some(backlog) = self.backlog.as_deref_mut() {
+            backlog.probe.sent(id, awaited);
+        }
     }
 
     fn delay(&mut self, copy: &Outgoing<'_>, config: &Config) {

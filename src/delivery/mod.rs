@@ -17,6 +17,7 @@ mod out_buffer;
 mod outbox;
 mod packet_ids;
 mod pause;
+mod probe;
 mod pull;
 mod replay_guard;
 mod socket;

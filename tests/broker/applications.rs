@@ -107,6 +107,8 @@ fn an_application_client_finds_all_that_was_published_meanwhile() {
     client.ping();
     broker.eventually("all is acknowledged", |_| lag(&operator, "a") == 0);
     assert_eq!(broker.metric("appProcessor_total"), Some(2100.0), "100 of them twice: QoS 2");
+    let timed = broker.metric("appProcessor_latency_seconds_count");
+    assert!(timed.is_some_and(|timed| (2.0..=2100.0).contains(&timed)), "{timed:?} were timed");
     publish_numbers(&mut publisher, "t/1", 2000..2500, 1);
     take_numbers(&mut client, 2000..2500);
     client.expect_silence(QUIET);

@@ -65,7 +65,7 @@ impl Default for EmbeddedSettings {
             application_life: Some(Duration::from_secs(604_800)),
             shared_bytes: Some(1_048_576_000),
             shared_life: Some(Duration::from_secs(604_800)),
-            hot_bytes: 256 << 20,
+            hot_bytes: 64 << 20,
             row_bytes: 256 << 20,
             retain_bytes: 1 << 30,
             cache_bytes: 4 << 20,

@@ -164,6 +164,13 @@ catalogue! {
     Counter APP_RELEASED = "appProcessor_total" ["statsName" = "successfulPubRelMsgs"],
         "Messages of persistent APPLICATION clients that are done with, of all together.";
 
+    Timer APP_PUBACK = "appProcessor_latency_seconds" ["packetType" = "puback"],
+        "Time until a persistent APPLICATION client answers, of one exchange at a time of each.";
+    Timer APP_PUBREC = "appProcessor_latency_seconds" ["packetType" = "pubrec"],
+        "Time until a persistent APPLICATION client answers, of one exchange at a time of each.";
+    Timer APP_PUBCOMP = "appProcessor_latency_seconds" ["packetType" = "pubcomp"],
+        "Time until a persistent APPLICATION client answers, of one exchange at a time of each.";
+
     Timer DELIVERY = "delivery_seconds",
         "Time from the first byte in an outbox to all that is with it in the kernel; \
          every eighth is timed, and stands for eight.";
