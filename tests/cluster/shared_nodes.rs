@@ -127,3 +127,32 @@ fn a_killed_decider_costs_no_message_and_repeats_none() {
     let times: Vec<usize> = live.all.values().copied().collect();
     assert!(times.iter().all(|times| *times == groups.len()), "{times:?}");
 }
+
+/// SHR-5, TKO-04, TKO-06: members whose sessions go from node to node while their old connections
+/// stand lose nothing of what is theirs or the group's.
+#[test]
+fn members_that_other_nodes_take_over_lose_nothing() {
+    const BEFORE: usize = 600;
+    let Some(nodes) = nodes(2, &[]) else { return };
+    away(&nodes[0], "a", 1);
+    away(&nodes[1], "b", 2);
+    let mut publisher = Client::connect(&nodes[0], &Connect::v5("p"));
+    publish(&mut publisher, "p/x", 2, 0..BEFORE);
+    let narrow = |at: usize, id: &str| {
+        Client::connect(&nodes[at % 2], &member(id).with(prop::receive_maximum(20)))
+    };
+    let mut members = vec![narrow(1, "a"), narrow(0, "b")];
+    let mut got = Got::default();
+    for round in 0..8 {
+        let from = BEFORE + round * 20;
+        let some = from.min(got.all.len() + 60);
+        got.collect(&mut members, some);
+        publish(&mut publisher, "p/x", 2, from..from + 20);
+        let (who, id) = (round % 2, ["a", "b"][round % 2]);
+        let new = narrow(round / 2 + who, id);
+        assert!(new.session_present, "round {round}");
+        let mut old = std::mem::replace(&mut members[who], new);
+        old.expect_close();
+    }
+    got.collect(&mut members, BEFORE + 8 * 20);
+}
