@@ -247,13 +247,11 @@ fn decode_direct(payload: &[u8], moved: bool) -> Result<LogItem, StorageError> {
 
 /// What a consumer is given for a record of messages.
 pub(super) fn log_item(kind: RecordKind, payload: &[u8]) -> Result<LogItem, StorageError> {
-    let payload = match kind {
-        RecordKind::Direct | RecordKind::Moved => {
-            return decode_direct(payload, kind == RecordKind::Moved);
-        }
-        RecordKind::Retaining => split_retained(payload)?.1,
-        _ => payload,
-    };
+    if matches!(kind, RecordKind::Direct | RecordKind::Moved) {
+        return decode_direct(payload, kind == RecordKind::Moved);
+    }
+    let is_retaining = kind == RecordKind::Retaining;
+    let payload = if is_retaining { split_retained(payload)?.1 } else { payload };
     Ok(LogItem::Publishes(Arc::new(Batch::parse(Bytes::copy_from_slice(payload))?)))
 }
 

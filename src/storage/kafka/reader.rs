@@ -105,9 +105,10 @@ impl Reader {
             | RecordKind::Retaining => {
                 let item = log_item(found.mark.kind, payload)?;
                 self.feed.waits(at.offset, batch_of(&item));
-                let retained = match found.mark.kind {
-                    RecordKind::Retaining => retained_rows(payload, batch_of(&item))?,
-                    _ => Vec::new(),
+                let retained = if found.mark.kind == RecordKind::Retaining {
+                    retained_rows(payload, batch_of(&item))?
+                } else {
+                    Vec::new()
                 };
                 if !retained.is_empty() {
                     self.apply(at, retained.clone(), true);
