@@ -111,6 +111,38 @@ fn a_kafka_that_hangs_gets_no_acknowledgement_out_of_it() {
     assert_eq!(got, ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
 }
 
+/// INV-5: what waits for a Kafka that does not answer costs memory, in bounds, and no processor:
+/// its client library asks its socket in a loop whether an overdue record may follow others.
+#[test]
+fn a_kafka_that_hangs_costs_no_processor() {
+    const CLIENTS: u16 = 12;
+    const TICKS_A_SECOND: u64 = 100;
+    if services().is_none() {
+        return;
+    }
+    let kafka = Kafka(Services::start(&[]).unwrap());
+    let broker = start(&kafka, Duration::from_secs(600));
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|number| Client::connect(&broker, &Connect::v5(format!("p{number}"))))
+        .collect();
+    clients[0].publish("t", "before", 1);
+    kafka.node("stop");
+    for round in 1..4 {
+        // Records of all of them are on their way; those of the next round can't follow.
+        clients.iter_mut().for_each(|client| publish(client, round, "in doubt"));
+        clients.iter_mut().for_each(Client::ping);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let before = broker.cpu_ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    let used = broker.cpu_ticks() - before;
+    kafka.node("cont");
+    assert!(used < TICKS_A_SECOND, "{used} ticks in two seconds");
+    for client in &mut clients {
+        client.acknowledged_all(AckKind::Puback, 1..4);
+    }
+}
+
 /// IN-7: a stop does not wait for publishers that Kafka keeps waiting.
 #[test]
 fn a_stop_lets_go_of_who_waits_for_kafka() {

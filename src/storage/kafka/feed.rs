@@ -79,13 +79,14 @@ impl Feed {
         Self { inner: Mutex::new(inner), arrived: Notify::new(), room: Condvar::new() }
     }
 
-    /// A record of messages waits from here on.
-    pub(super) fn waits(&self, offset: u64, batch: &Batch) {
+    /// A record of messages waits from here on. Tells how many bytes do.
+    pub(super) fn waits(&self, offset: u64, batch: &Batch) -> u64 {
         let bytes = batch.body().len() as u64;
         let received_at_ms = batch.received_at_ms();
         let mut inner = self.inner.lock();
         inner.waiting.push_back(Waiting { offset, bytes, received_at_ms });
         inner.waiting_bytes += bytes;
+        inner.waiting_bytes
     }
 
     /// The consumer may have it: whoever appended it was told.

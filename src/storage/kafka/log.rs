@@ -8,7 +8,7 @@ use super::format::{Commit, RecordKind, encode_direct, encode_retaining};
 use super::keeper::Keeper;
 use super::tables::Tables;
 use super::watch::Watch;
-use super::writer::Writer;
+use super::writer::{Content, Writer};
 use crate::storage::{
     AppendSink, Batch, Committed, DirectCopy, Durability, LogConsumer, Origin, Position,
     PublishLog, QueueKey,
@@ -54,8 +54,7 @@ impl PublishLog for KafkaLog {
         sink: Arc<dyn AppendSink>,
         ticket: u64,
     ) {
-        let key = batch.publisher().client_id.as_str().as_bytes();
-        self.0.writer.append(RecordKind::Publishes, key, batch.body(), sink, ticket);
+        self.0.writer.append(RecordKind::Publishes, Content::Batch(batch), sink, ticket);
     }
 
     fn takes_retained(&self) -> bool {
@@ -69,9 +68,10 @@ impl PublishLog for KafkaLog {
         sink: Arc<dyn AppendSink>,
         ticket: u64,
     ) {
-        let key = batch.publisher().client_id.as_str().as_bytes();
+        let key = batch.publisher().client_id.as_str().into();
         let payload = encode_retaining(retained, &batch);
-        self.0.writer.append(RecordKind::Retaining, key, &payload, sink, ticket);
+        let content = Content::Encoded { key, payload };
+        self.0.writer.append(RecordKind::Retaining, content, sink, ticket);
     }
 
     fn append_direct(
@@ -84,8 +84,8 @@ impl PublishLog for KafkaLog {
         ticket: u64,
     ) {
         let (kind, payload) = encode_direct(&to, incarnation, &batch, &deliveries);
-        let key = to.name();
-        self.0.writer.append(kind, key.as_bytes(), &payload, sink, ticket);
+        let content = Content::Encoded { key: to.name().into(), payload };
+        self.0.writer.append(kind, content, sink, ticket);
     }
 
     fn consumer(&self, partition: u32) -> (Committed, Box<dyn LogConsumer>) {

@@ -26,6 +26,7 @@ mod open;
 mod pulse;
 mod read;
 mod reader;
+mod rounds;
 mod scribe;
 mod settings;
 mod tables;
@@ -104,6 +105,7 @@ impl Kafka {
         self.phase.fetch_max(phase, Ordering::AcqRel);
         self.log.feed.end();
         self.log.keeper.wake();
+        self.log.writer.end();
         for thread in self.threads.lock().drain(..) {
             // A thread that panicked has said so itself.
             drop(thread.join());

@@ -131,7 +131,7 @@ impl Start {
         self.join(&committed)?;
         let settings = &self.settings;
         let writer = Arc::new(Writer::new(
-            settings.producer(&settings.config.topics.log),
+            settings.log_producer(),
             self.log_topic.clone(),
             self.run,
             settings.max_record_bytes,
@@ -341,8 +341,9 @@ fn launch(kafka: &Kafka, reader: Reader, committed: Commit) -> Result<(), Storag
     let phase = || Arc::clone(&kafka.phase);
     let (served, read_on, kept, beaten) = (phase(), phase(), phase(), phase());
     let (writer, keeper) = (Arc::clone(&kafka.log.writer), Arc::clone(&kafka.log.keeper));
-    let pulse = Arc::clone(&kafka.pulse);
+    let (pulse, pacer) = (Arc::clone(&kafka.pulse), Arc::clone(&writer));
     let threads = [
+        thread("kafka rounds", move || pacer.pace())?,
         thread("kafka writer", move || writer.serve(&|| is_over(&served)))?,
         thread("kafka pulse", move || pulse.run(&|| is_over(&beaten)))?,
         thread("kafka reader", move || reader.run(&|| is_over(&read_on)))?,

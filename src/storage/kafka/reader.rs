@@ -23,7 +23,8 @@ use crate::storage::{
     AppendOutcome, Batch, Change, Kind, LogItem, Peers, Position, Row, StorageError, Table,
 };
 
-const TICK: Duration = Duration::from_millis(50);
+/// A little above whole milliseconds: the library waits for those, and asks in a loop for the rest.
+const TICK: Duration = Duration::from_micros(50_100);
 
 pub(super) struct Reader {
     pub(super) consumer: BaseConsumer<Listener>,
@@ -104,7 +105,7 @@ impl Reader {
             | RecordKind::Moved
             | RecordKind::Retaining => {
                 let item = log_item(found.mark.kind, payload)?;
-                self.feed.waits(at.offset, batch_of(&item));
+                self.writer.read_with(self.feed.waits(at.offset, batch_of(&item)));
                 let retained = if found.mark.kind == RecordKind::Retaining {
                     retained_rows(payload, batch_of(&item))?
                 } else {

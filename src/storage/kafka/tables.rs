@@ -15,7 +15,7 @@ use super::KafkaSettings;
 use super::format::{RecordKind, decode_value, encode_rows};
 use super::read;
 use super::watch::Watch;
-use super::writer::Writer;
+use super::writer::{Content, Writer};
 use crate::mqtt::ClientId;
 use crate::storage::{
     AppendSink, ChangeLog, Durability, Follower, InForce, Position, Resolver, Row, StorageError,
@@ -327,7 +327,8 @@ impl ChangeLog for KafkaTables {
             Durability::Durable => RecordKind::Rows,
             Durability::Relaxed => RecordKind::Relaxed,
         };
-        tables.writer.append(kind, &[], &payload, sink, ticket);
+        let content = Content::Encoded { key: Vec::new(), payload };
+        tables.writer.append(kind, content, sink, ticket);
     }
 
     fn load(

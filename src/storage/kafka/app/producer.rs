@@ -19,8 +19,9 @@ use tokio::time::Instant;
 use crate::storage::StorageError;
 use crate::storage::kafka::watch::{Watch, log_line, note_error, unavailable};
 
-/// How often its thread looks whether it is to end, or librdkafka has given up.
-const TICK: Duration = Duration::from_millis(50);
+/// How often its thread looks whether it is to end, or librdkafka has given up. A little above
+/// whole milliseconds: the library waits for those, and asks in a loop for the rest.
+const TICK: Duration = Duration::from_micros(50_100);
 /// How long the reports of a producer that is given up may take.
 const LAST_REPORTS: Duration = Duration::from_millis(500);
 
