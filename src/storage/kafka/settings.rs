@@ -224,6 +224,7 @@ fn take(config: &mut ClientConfig, settings: &[(String, String)]) {
             }
             java if JAVA_ONLY.contains(&java) => continue,
             "fetch.max.wait.ms" => "fetch.wait.max.ms",
+            "queue.buffering.max.ms" => "linger.ms",
             "max.request.size" => continue,
             "ssl.truststore.location" => "ssl.ca.location",
             "sasl.jaas.config" => {
@@ -255,6 +256,9 @@ fn jaas<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::writer::Writer;
     use super::*;
 
     fn settings(common: &[(&str, &str)]) -> KafkaSettings {
@@ -303,5 +307,18 @@ mod tests {
         assert_eq!(producer.get("acks"), Some("all"));
         assert_eq!(producer.get("enable.idempotence"), Some("true"));
         assert_eq!(producer.get("linger.ms"), Some("7"));
+        let other = settings(&[("queue.buffering.max.ms", "8")]).log_producer();
+        assert_eq!(other.get("linger.ms"), Some("8"));
+    }
+
+    /// CFG: a time between rounds that is none is refused, as librdkafka refuses it.
+    #[test]
+    fn a_time_between_rounds_that_is_none_is_refused() {
+        for wrong in ["soon", "-1", "1e300", "inf"] {
+            let config = settings(&[("linger.ms", wrong)]).log_producer();
+            let made = Writer::new(config, "t".into(), 1, 1, Arc::default());
+            let text = made.expect_err(wrong).to_string();
+            assert!(text.contains("linger.ms"), "{wrong}: {text}");
+        }
     }
 }

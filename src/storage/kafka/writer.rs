@@ -152,6 +152,10 @@ impl Writer {
         max_bytes: usize,
         watch: Arc<Watch>,
     ) -> Result<Self, StorageError> {
+        // What it can't take is told before its lingering is replaced.
+        config
+            .create_native_config()
+            .map_err(|error| unavailable("Kafka's producer can't be made", &error))?;
         let number = |key| config.get(key).and_then(|value| value.parse::<f64>().ok());
         let gap = number("linger.ms").unwrap_or_default().max(0.0) / 1000.0;
         let most = number("batch.size").unwrap_or_default().max(1.0) as usize;
